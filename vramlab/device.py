@@ -1,0 +1,56 @@
+"""DeviceProfile: the hardware that a schedule is simulated on. Every number carries its source."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Mapping
+
+PROFILES_DIR = Path(__file__).with_name("devices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """Rates of one device and its host link. Bytes, seconds, FLOP."""
+
+    name: str
+    memory_bytes: int
+    flops_per_second: float  # peak of the dtype that the papers used (fp32 unless the profile says otherwise)
+    flops_efficiency: float  # share of that peak which dense kernels reach
+    memory_bytes_per_second: float
+    h2d_bytes_per_second: float
+    d2h_bytes_per_second: float
+    copy_latency_seconds: float
+    launch_seconds: float = 0.0  # least time of any op
+    is_full_duplex: bool = True  # both copy directions at once
+    devices: int = 1
+    device_link_bytes_per_second: float = 0.0
+    sources: Mapping[str, str] = field(default_factory=dict)  # field name -> where the number comes from
+
+    def copy_seconds(self, nbytes: int, *, to_host: bool) -> float:
+        """Latency + bytes / bandwidth of one copy."""
+        rate = self.d2h_bytes_per_second if to_host else self.h2d_bytes_per_second
+        return self.copy_latency_seconds + nbytes / rate
+
+    def op_seconds(self, flops: int, moved_bytes: int) -> float:
+        """Roofline: the larger of arithmetic and memory traffic, never below the launch time."""
+        arithmetic = flops / (self.flops_per_second * self.flops_efficiency)
+        return max(arithmetic, moved_bytes / self.memory_bytes_per_second, self.launch_seconds)
+
+    def to_json(self) -> dict:
+        """All fields as a dict."""
+        return asdict(self)
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names that `load_profile` knows, sorted."""
+    return tuple(sorted(p.stem for p in PROFILES_DIR.glob("*.json")))
+
+
+def load_profile(name: str) -> DeviceProfile:
+    """Read `devices/<name>.json`. KeyError lists the names there are."""
+    path = PROFILES_DIR / f"{name}.json"
+    if "/" in name or not path.is_file():
+        raise KeyError(f"no device profile {name!r}; there are {', '.join(profile_names())}")
+    return DeviceProfile(**json.loads(path.read_text()))

@@ -1,0 +1,64 @@
+"""Every exception that vramlab raises on purpose. One base, so that a caller can catch the lot."""
+
+from __future__ import annotations
+
+
+class VramlabError(Exception):
+    """Base of all errors that vramlab raises on purpose."""
+
+
+class WorkflowError(VramlabError):
+    """A workflow, a card or an argument is wrong. The text is `file:line:column: what, and what is allowed`."""
+
+
+class EnvironmentUnable(VramlabError):
+    """The machine at hand cannot do what was asked (no GPU, no driver, too little memory)."""
+
+
+class CaptureError(VramlabError):
+    """A training step cannot be captured faithfully.
+
+    `op` is the operator ("aten._local_scalar_dense.default", or "" when none is to blame), `module` the dotted path of
+    the module that was running ("" for the root), `reason` says why in one sentence.
+    """
+
+    def __init__(self, reason: str, *, op: str = "", module: str = "") -> None:
+        self.op, self.module, self.reason = op, module, reason
+        where = f" in module '{module}'" if module else ""
+        what = f" at {op}" if op else ""
+        super().__init__(f"cannot capture this training step{what}{where}: {reason}")
+
+
+class ScheduleError(VramlabError):
+    """A schedule breaks a rule of legality. Names instruction index, op, storage and rule."""
+
+    def __init__(self, rule: str, *, index: int, detail: str, op: str = "", storage: str = "") -> None:
+        self.rule, self.index, self.op, self.storage, self.detail = rule, index, op, storage, detail
+        names = "".join([f", op {op}" if op else "", f", storage {storage}" if storage else ""])
+        super().__init__(f"instruction {index}{names}: [{rule}] {detail}")
+
+
+class PlanInfeasible(VramlabError):
+    """A method cannot reach the budget.
+
+    `budget_bytes` is what was asked, `smallest_bytes` the smallest budget that the method can reach on this tape (None
+    when it was not searched), `op` names the op that binds.
+    """
+
+    def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:
+        self.method, self.budget_bytes, self.smallest_bytes, self.op = method, budget_bytes, smallest_bytes, op
+        least = f"; the smallest it can reach is {smallest_bytes:,} bytes" if smallest_bytes is not None else ""
+        super().__init__(f"method '{method}' cannot keep this step within {budget_bytes:,} bytes{least}; {op} binds")
+
+    def __reduce__(self):  # keyword-only arguments do not survive the default pickling
+        state = {"method": self.method, "budget_bytes": self.budget_bytes,
+                 "smallest_bytes": self.smallest_bytes, "op": self.op}
+        return (_rebuild_plan_infeasible, (state,))
+
+
+def _rebuild_plan_infeasible(state: dict) -> PlanInfeasible:
+    return PlanInfeasible(**state)
+
+
+class Unsupported(VramlabError):
+    """A method's `needs` are not met by this tape, or a method does not exist on this device."""

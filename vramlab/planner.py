@@ -1,0 +1,58 @@
+"""What a method is to the engine: a Planner that decides before the step, or a Policy that decides during it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from vramlab.device import DeviceProfile
+from vramlab.schedule import Schedule
+from vramlab.tape import Tape
+
+_UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The most bytes that a step may hold: on the device (everything), and as host copies."""
+
+    device_bytes: int
+    host_bytes: int = UNLIMITED
+
+
+def parse_bytes(text: str | int) -> int:
+    """`"6GiB"`, `"6GB"`, `"1.5 GiB"`, `1024` -> bytes. ValueError says what is allowed."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        value, unit = float(text), ""
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
+        if not match or match[2] not in _UNITS:
+            raise ValueError(f"{text!r} is no size; write for example 6GiB, 6GB, 512MiB or a number of bytes")
+        value, unit = float(match[1]), match[2]
+    nbytes = int(value * _UNITS[unit])
+    if nbytes <= 0:
+        raise ValueError(f"{text!r} is no size: it must be above zero")
+    return nbytes
+
+
+def parse_percent(text: str | int | float) -> float | None:
+    """`"60%"` -> 0.6; None when the text is not a percentage. ValueError outside 0 < p <= 1000 %."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", str(text))
+    if not match:
+        return None
+    share = float(match[1]) / 100
+    if not 0 < share <= 10:
+        raise ValueError(f"{text!r} is no share of eager's peak; write for example 60%")
+    return share
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A method that decides before the step."""
+
+    def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
+        """A legal schedule whose peak is at most the budget. Raises PlanInfeasible or Unsupported."""
+        ...
