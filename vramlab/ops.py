@@ -1,0 +1,69 @@
+"""From the JSON of an `Op` to a call of its operator, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+import torch
+
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+_LAYOUTS = {str(v): v for v in (torch.strided, torch.sparse_coo, torch.sparse_csr)}
+_FORMATS = {str(v): v for v in (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` -> "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Inverse of `dtype_name`. KeyError on an unknown name."""
+    return _DTYPES[name]
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """`"aten.add.Tensor"` -> `torch.ops.aten.add.Tensor`. AttributeError when this torch has no such operator."""
+    namespace, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def encode_arg(value: Any, tensor_id: Callable[[torch.Tensor], int]) -> Any:
+    """An operator argument as a JSON tree; `tensor_id` names each tensor met. TypeError on what JSON cannot carry."""
+    if isinstance(value, torch.Tensor):
+        return {"tensor": tensor_id(value)}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else {"float": repr(value)}
+    if isinstance(value, list | tuple):
+        return [encode_arg(v, tensor_id) for v in value]
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    for tag, kind in (("dtype", torch.dtype), ("layout", torch.layout), ("memory_format", torch.memory_format)):
+        if isinstance(value, kind):
+            return {tag: dtype_name(value) if tag == "dtype" else str(value)}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    raise TypeError(f"an operator argument of type {type(value).__name__}")
+
+
+def decode_arg(value: Any, lookup: Callable[[int], Any], device: torch.device) -> Any:
+    """Inverse of `encode_arg`: `lookup` gives the object for a tensor id; devices become `device`, the CPU stays."""
+    if isinstance(value, list):
+        return [decode_arg(v, lookup, device) for v in value]
+    if not isinstance(value, Mapping):
+        return value
+    (tag, body), = value.items()
+    if tag == "tensor":
+        return lookup(body)
+    if tag == "float":
+        return float(body)
+    if tag == "complex":
+        return complex(*body)
+    if tag == "dtype":
+        return dtype_of(body)
+    if tag == "layout":
+        return _LAYOUTS[body]
+    if tag == "memory_format":
+        return _FORMATS[body]
+    return torch.device("cpu") if body == "cpu" else device
