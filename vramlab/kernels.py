@@ -1,0 +1,321 @@
+"""Flat arrays, and the compiled loops of checker and simulator over them: the only file that imports numba.
+
+Arrays, numbers and loops stand in one file because numba's cache on disk notices a change of this file only.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, Callable, Iterable, NamedTuple
+
+import numba
+import numpy as np
+
+from vramlab.errors import ScheduleError
+from vramlab.schedule import Compute, Free, FreeHost, Instruction, Offload, Prefetch, Recompute, Schedule, Wait
+from vramlab.tape import Phase, Tape
+
+COMPUTE, RECOMPUTE, FREE, OFFLOAD, PREFETCH, WAIT, FREE_HOST = range(7)
+CODES = {Compute: COMPUTE, Recompute: RECOMPUTE, Free: FREE, Offload: OFFLOAD, Prefetch: PREFETCH, Wait: WAIT, FreeHost: FREE_HOST}
+
+ABSENT, RESIDENT, OFFLOADING, RESIDENT_AND_HOST, ON_HOST, PREFETCHING = range(6)
+RESIDENCIES = ("absent", "resident", "offloading", "resident_and_host", "on_host", "prefetching")
+ON_DEVICE = (0, 1, 1, 1, 0, 1)  # copies that count, by residency
+AT_HOST = (0, 0, 1, 1, 1, 1)
+
+# What an instruction does to one storage: the rows of the checker's table. Those of `Free` and on stand in the order of CODES.
+READ, WRITE, TAKE_OVER, CREATE, RECREATE, KEEP, DROP, USE_OF_FREE = range(8)
+USES = ("read", "write", "take_over", "create", "recreate", "keep", "drop", "free", "offload", "prefetch", "wait", "free_host")
+REFUSED = -1  # in the table: this use is illegal in this residency
+
+ANY_VERSION = -1
+NONE = -1
+
+# Why a walk stopped, where the table alone does not say it.
+(LEGAL, BY_TABLE, UNKNOWN_OP, UNKNOWN_STORAGE, COMPUTED_TWICE, NOT_YET_COMPUTED, NOT_COMPUTED, RANDOM_ORDER, STALE_READ, STALE_WRITE,
+ STALE_RECOMPUTE, REUSE_NOT_ALLOWED, REUSE_OUTPUT_NOT_ABSENT, VARIANT_NOT_ALLOWED, OPTIMIZER_AGAIN, MUTATOR_AGAIN, NOTHING_ABSENT,
+ DEVICE_BUDGET, HOST_BUDGET) = range(19)
+
+
+class FlatTape(NamedTuple):
+    """A tape without its names. Per storage [storages], per op [ops], per use of a storage by an op [uses]."""
+
+    nbytes: np.ndarray  # int64 [storages]
+    at_start: np.ndarray  # bool [storages]
+    at_end: np.ndarray  # bool [storages]
+    first_use: np.ndarray  # int32 [ops + 1]: op i has the uses first_use[i] to first_use[i + 1]: reads, writes, creations
+    use: np.ndarray  # int8 [uses]: READ, WRITE or CREATE
+    used: np.ndarray  # int32 [uses]: the storage
+    version: np.ndarray  # int32 [uses]: writes that the storage must have seen, ANY_VERSION when it does not matter
+    takeover: np.ndarray  # int32 [ops, 2]: output and input storage, or NONE
+    random_rank: np.ndarray  # int32 [ops]: position among the random ops, or NONE
+    again: np.ndarray  # int8 [ops]: why a recompute is illegal, LEGAL when it is not
+    is_convolution: np.ndarray  # bool [ops]
+    workspace_bytes: np.ndarray  # int64 [ops]
+    seconds: np.ndarray  # float64 [ops]
+
+
+class FlatSchedule(NamedTuple):
+    """A schedule as four columns."""
+
+    code: np.ndarray  # int8
+    operand: np.ndarray  # int64: op or storage
+    reuse: np.ndarray  # int64: storage or NONE
+    has_variant: np.ndarray  # bool
+
+
+class Fault(NamedTuple):
+    """Where a walk stopped and why. `found` and `needed` are versions, bytes, residencies or ranks, as the reason has it."""
+
+    reason: int
+    index: int
+    op: int = NONE
+    storage: int = NONE
+    use: int = NONE
+    found: int = 0
+    needed: int = 0
+
+
+def flatten_tape(tape: Tape) -> FlatTape:
+    """The tape as arrays; made once for a tape."""
+    if "_flat" not in tape.__dict__:
+        tape.__dict__["_flat"] = _flatten_tape(tape)
+    return tape.__dict__["_flat"]
+
+
+def _flatten_tape(tape: Tape) -> FlatTape:
+    uses = _uses(tape)
+    flat = [use for of_op in uses for use in of_op]
+    random_ops = [op.id for op in tape.ops if op.is_random]
+    rank = {op: i for i, op in enumerate(random_ops)}
+    return FlatTape(
+        nbytes=np.array([s.nbytes for s in tape.storages], np.int64),
+        at_start=np.array([s.at_start for s in tape.storages], np.bool_),
+        at_end=np.array([s.at_end for s in tape.storages], np.bool_),
+        first_use=np.array([0, *accumulate(len(u) for u in uses)], np.int32),
+        use=np.array([u[0] for u in flat], np.int8),
+        used=np.array([u[1] for u in flat], np.int32),
+        version=np.array([u[2] for u in flat], np.int32),
+        takeover=np.array([op.takeover or (NONE, NONE) for op in tape.ops], np.int32).reshape(-1, 2),
+        random_rank=np.array([rank.get(op.id, NONE) for op in tape.ops], np.int32),
+        again=np.array([_again(op) for op in tape.ops], np.int8),
+        is_convolution=np.array(["convolution" in op.target for op in tape.ops], np.bool_),
+        workspace_bytes=np.array([op.workspace_bytes for op in tape.ops], np.int64),
+        seconds=np.array([op.seconds for op in tape.ops], np.float64),
+    )
+
+
+def _uses(tape: Tape) -> list[list[tuple[int, int, int]]]:
+    """Per op: (use, storage, version)."""
+    writes = [0] * len(tape.storages)
+    found = []
+    for op, read, bound, made in zip(tape.ops, tape.reads, tape.read_versions, tape.creates):
+        versions = dict(bound)
+        uses = [(READ, s, versions.get(s, ANY_VERSION)) for s in read]
+        uses += [(WRITE, s, writes[s]) for s in op.mutates]
+        uses += [(CREATE, s, ANY_VERSION) for s in made]
+        for s in op.mutates:
+            writes[s] += 1
+        found.append(uses)
+    return found
+
+
+def _again(op) -> int:
+    if op.phase == Phase.OPTIMIZER:
+        return OPTIMIZER_AGAIN
+    return MUTATOR_AGAIN if op.mutates and not op.throwaway_state else LEGAL
+
+
+def flatten_schedule(schedule: Schedule) -> FlatSchedule:
+    """The schedule as arrays; made once for a schedule. ScheduleError on what is no instruction."""
+    if "_flat" not in schedule.__dict__:
+        schedule.__dict__["_flat"] = _flatten_schedule(schedule.instructions)
+    return schedule.__dict__["_flat"]
+
+
+def _flatten_schedule(instructions: tuple[Instruction, ...]) -> FlatSchedule:
+    try:
+        codes = [CODES[type(i)] for i in instructions]
+    except KeyError:
+        index = next(k for k, i in enumerate(instructions) if type(i) not in CODES)
+        raise ScheduleError("not-an-instruction", index=index, detail=f"{instructions[index]!r} is none of the seven") from None
+    code = np.array(codes, np.int8)
+    runs = np.flatnonzero(code <= RECOMPUTE)
+    reuse, has_variant = np.full(len(codes), NONE, np.int64), np.zeros(len(codes), np.bool_)
+    ops = [instructions[k] for k in runs.tolist()]
+    reuse[runs] = _integers([NONE if i.reuse is None else i.reuse for i in ops], runs)
+    has_variant[runs] = [i.variant is not None for i in ops]
+    operands = [i.op if c <= RECOMPUTE else i.storage for c, i in zip(codes, instructions)]
+    return FlatSchedule(code, _integers(operands, range(len(codes))), reuse, has_variant)
+
+
+def _integers(values: list[Any], indices: Iterable[int]) -> np.ndarray:
+    array = np.array(values) if values else np.zeros(0, np.int64)
+    if array.dtype == np.int64 and array.ndim == 1:
+        return array
+    index, value = next((k, v) for k, v in zip(indices, values) if not isinstance(v, int) or abs(v) >= 2**62)
+    raise ScheduleError("not-an-instruction", index=int(index), detail=f"{value!r} is no number of an op or storage")
+
+
+def _compiled(function: Callable) -> Callable:
+    """Compile on the first call; keep the machine code on disk where numba finds a folder that it may write."""
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written: each process compiles anew
+        return numba.njit(function)
+
+
+@_compiled
+def _apply(table, use, s, tape, residency, held):
+    """One use of one storage, by the table. `held` counts the bytes on device and host. False when refused."""
+    now = residency[s]
+    then = table[use, now]
+    if then == REFUSED:
+        return False
+    held[0] += tape.nbytes[s] * (ON_DEVICE[then] - ON_DEVICE[now])
+    held[1] += tape.nbytes[s] * (AT_HOST[then] - AT_HOST[now])
+    residency[s] = then
+    return True
+
+
+@_compiled
+def _run_uses(table, tape, op, is_first, residency, version, held):
+    """The uses of one run of an op. Returns (reason, storage, use, found, needed, duplicate bytes, storages made)."""
+    duplicates, made = 0, 0
+    for k in range(tape.first_use[op], tape.first_use[op + 1]):
+        use, s, needed = tape.use[k], tape.used[k], tape.version[k]
+        if use == WRITE and not is_first:
+            continue  # state is written once; throw-away state not at all
+        if use == CREATE and not is_first:
+            use = RECREATE
+            if residency[s] != ABSENT:
+                duplicates += tape.nbytes[s]
+            elif version[s] != 0:
+                return STALE_RECOMPUTE, s, use, version[s], 0, 0, 0
+        made += (use == CREATE or use == RECREATE) and residency[s] == ABSENT
+        now = residency[s]
+        if not _apply(table, use, s, tape, residency, held):
+            return BY_TABLE, s, use, now, 0, 0, 0
+        if needed != ANY_VERSION and version[s] != needed:
+            return (STALE_WRITE if use == WRITE else STALE_READ), s, use, version[s], needed, 0, 0
+        version[s] += use == WRITE
+    return LEGAL, NONE, NONE, 0, 0, duplicates, made
+
+
+@_compiled
+def _run_op(table, tape, op, is_first, reuse, residency, version, held):
+    """One run of an op: its uses, then what its output takes over. Returns (reason, storage, use, found, needed, duplicates)."""
+    out, taken = tape.takeover[op, 0], tape.takeover[op, 1]
+    if reuse != NONE:
+        if out == NONE or reuse != taken:
+            return REUSE_NOT_ALLOWED, reuse, NONE, reuse, taken, 0
+        if residency[out] != ABSENT:
+            return REUSE_OUTPUT_NOT_ABSENT, out, NONE, residency[out], 0, 0
+    reason, s, use, found, needed, duplicates, made = _run_uses(table, tape, op, is_first, residency, version, held)
+    if reason != LEGAL:
+        return reason, s, use, found, needed, 0
+    if not is_first and made == 0:
+        return NOTHING_ABSENT, NONE, NONE, 0, 0, 0
+    if reuse != NONE:
+        now = residency[taken]
+        if not _apply(table, TAKE_OVER, taken, tape, residency, held):
+            return BY_TABLE, taken, TAKE_OVER, now, 0, 0
+    return LEGAL, NONE, NONE, 0, 0, duplicates
+
+
+@_compiled
+def _may_run(tape, op, is_first, has_variant, is_computed, randoms_run):
+    """What must hold before an op runs, storages apart. Returns (reason, found, needed)."""
+    if has_variant and not tape.is_convolution[op]:
+        return VARIANT_NOT_ALLOWED, 0, 0
+    if is_first:
+        if is_computed[op]:
+            return COMPUTED_TWICE, 0, 0
+        if tape.random_rank[op] != NONE and tape.random_rank[op] != randoms_run:
+            return RANDOM_ORDER, tape.random_rank[op], randoms_run
+        return LEGAL, 0, 0
+    if not is_computed[op]:
+        return NOT_YET_COMPUTED, 0, 0
+    return tape.again[op], 0, 0
+
+
+@_compiled
+def _end(table, tape, index, is_computed, residency, held):
+    """What must hold after the last instruction."""
+    for op in range(len(is_computed)):
+        if not is_computed[op]:
+            return NOT_COMPUTED, index, op, NONE, NONE, 0, 0
+    for s in range(len(residency)):
+        use = KEEP if tape.at_end[s] else DROP
+        now = residency[s]
+        if not _apply(table, use, s, tape, residency, held):
+            return BY_TABLE, index, NONE, s, use, now, 0
+    return LEGAL, index, NONE, NONE, NONE, 0, 0
+
+
+@_compiled
+def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_peak_bytes, host_bytes):
+    """Run a schedule over a tape by the table, filling the three arrays. Returns the seven fields of a `Fault`."""
+    residency = np.where(tape.at_start, RESIDENT, ABSENT)
+    version = np.zeros(len(residency), np.int64)
+    is_computed = np.zeros(len(tape.seconds), np.bool_)
+    held = np.array([tape.nbytes[tape.at_start].sum(), 0])
+    randoms_run = 0
+    for i in range(len(schedule.code)):
+        code, operand, before = schedule.code[i], schedule.operand[i], held[0]
+        inside, op, is_first = 0, NONE, code == COMPUTE
+        if code == COMPUTE or code == RECOMPUTE:
+            op = operand
+            if not 0 <= op < len(is_computed):
+                return UNKNOWN_OP, i, NONE, NONE, NONE, op, 0
+            reason, found, needed = _may_run(tape, op, is_first, schedule.has_variant[i], is_computed, randoms_run)
+            if reason != LEGAL:
+                return reason, i, op, NONE, NONE, found, needed
+            reason, s, use, found, needed, duplicates = _run_op(table, tape, op, is_first, schedule.reuse[i], residency, version, held)
+            if reason != LEGAL:
+                return reason, i, op, s, use, found, needed
+            inside = duplicates + tape.workspace_bytes[op]
+            is_computed[op] = True
+            randoms_run += is_first and tape.random_rank[op] != NONE
+        else:
+            if not 0 <= operand < len(residency):
+                return UNKNOWN_STORAGE, i, NONE, NONE, NONE, operand, 0
+            use, now = code - FREE + USE_OF_FREE, residency[operand]
+            if not _apply(table, use, operand, tape, residency, held):
+                return BY_TABLE, i, NONE, operand, use, now, 0
+        live_bytes[i], host_bytes[i] = held[0], held[1]
+        inner_peak_bytes[i] = max(before, held[0] + inside)
+        if inner_peak_bytes[i] > device_budget:
+            return DEVICE_BUDGET, i, op, NONE, NONE, inner_peak_bytes[i], device_budget
+        if held[1] > host_budget:
+            return HOST_BUDGET, i, op, NONE, NONE, held[1], host_budget
+    return _end(table, tape, len(schedule.code), is_computed, residency, held)
+
+
+@_compiled
+def run_clock(schedule, duration, storages, is_full_duplex, start_seconds, end_seconds):
+    """Fill the start and end of each instruction; `duration` [instructions] is that of its op or copy. Returns step and stall seconds."""
+    clock, d2h_free, h2d_free, stall = 0.0, 0.0, 0.0, 0.0
+    copy_end = np.zeros(storages)
+    for i in range(len(schedule.code)):
+        code, operand = schedule.code[i], schedule.operand[i]
+        start = clock
+        end = clock + duration[i]
+        if code == COMPUTE or code == RECOMPUTE:
+            clock = end
+        elif code == OFFLOAD:
+            start = max(clock, d2h_free)
+            end = start + duration[i]
+            d2h_free = copy_end[operand] = end
+        elif code == PREFETCH:  # copy_end is still that of the storage's last D2H copy, or of a copy long done
+            start = max(clock, h2d_free, copy_end[operand])
+            end = start + duration[i]
+            h2d_free = copy_end[operand] = end
+        elif code == WAIT:
+            end = max(clock, copy_end[operand])
+            stall += end - clock
+            clock = end
+        if not is_full_duplex:
+            d2h_free = h2d_free = max(d2h_free, h2d_free)
+        start_seconds[i], end_seconds[i] = start, end
+    return clock, stall
