@@ -5,8 +5,11 @@ Arrays, numbers and loops stand in one file because numba's cache on disk notice
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Any, Callable, Iterable, NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -64,16 +67,26 @@ class FlatSchedule(NamedTuple):
     has_variant: np.ndarray  # bool
 
 
+class State(NamedTuple):
+    """Where a walk stands."""
+
+    residency: np.ndarray  # int64 [storages]
+    version: np.ndarray  # int64 [storages]: writes seen
+    is_computed: np.ndarray  # bool [ops]
+    held: np.ndarray  # int64 [3]: bytes on the device, bytes at the host, random ops run
+    fault: np.ndarray  # int64 [7]: the fields of a Fault
+
+
 class Fault(NamedTuple):
     """Where a walk stopped and why. `found` and `needed` are versions, bytes, residencies or ranks, as the reason has it."""
 
     reason: int
     index: int
-    op: int = NONE
-    storage: int = NONE
-    use: int = NONE
-    found: int = 0
-    needed: int = 0
+    op: int
+    storage: int
+    use: int
+    found: int
+    needed: int
 
 
 def flatten_tape(tape: Tape) -> FlatTape:
@@ -150,11 +163,18 @@ def _flatten_schedule(instructions: tuple[Instruction, ...]) -> FlatSchedule:
 
 
 def _integers(values: list[Any], indices: Iterable[int]) -> np.ndarray:
-    array = np.array(values) if values else np.zeros(0, np.int64)
-    if array.dtype == np.int64 and array.ndim == 1:
-        return array
-    index, value = next((k, v) for k, v in zip(indices, values) if not isinstance(v, int) or abs(v) >= 2**62)
-    raise ScheduleError("not-an-instruction", index=int(index), detail=f"{value!r} is no number of an op or storage")
+    try:
+        return np.array(array("q", values), np.int64)
+    except (TypeError, OverflowError):
+        at, value = next((k, v) for k, v in zip(indices, values) if not _is_int64(v))
+        raise ScheduleError("not-an-instruction", index=int(at), detail=f"{value!r} is no number of an op or a storage") from None
+
+
+def _is_int64(value: Any) -> bool:
+    try:
+        return -(2**63) <= index(value) < 2**63
+    except TypeError:
+        return False
 
 
 def _compiled(function: Callable) -> Callable:
@@ -166,130 +186,148 @@ def _compiled(function: Callable) -> Callable:
 
 
 @_compiled
-def _apply(table, use, s, tape, residency, held):
-    """One use of one storage, by the table. `held` counts the bytes on device and host. False when refused."""
-    now = residency[s]
+def _refuse(state, reason, storage, use, found, needed):
+    """Note why the walk stops; the walk itself adds the instruction and the op."""
+    fault = state.fault
+    fault[0], fault[3], fault[4], fault[5], fault[6] = reason, storage, use, found, needed
+    return False
+
+
+@_compiled
+def _apply(table, use, s, nbytes, state):
+    """One use of one storage, by the table."""
+    now = state.residency[s]
     then = table[use, now]
     if then == REFUSED:
-        return False
-    held[0] += tape.nbytes[s] * (ON_DEVICE[then] - ON_DEVICE[now])
-    held[1] += tape.nbytes[s] * (AT_HOST[then] - AT_HOST[now])
-    residency[s] = then
+        return _refuse(state, BY_TABLE, s, use, now, 0)
+    state.held[0] += nbytes[s] * (ON_DEVICE[then] - ON_DEVICE[now])
+    state.held[1] += nbytes[s] * (AT_HOST[then] - AT_HOST[now])
+    state.residency[s] = then
     return True
 
 
 @_compiled
-def _run_uses(table, tape, op, is_first, residency, version, held):
-    """The uses of one run of an op. Returns (reason, storage, use, found, needed, duplicate bytes, storages made)."""
-    duplicates, made = 0, 0
+def _may_run(tape, op, is_first, reuse, has_variant, state):
+    """What must hold before an op runs, its inputs and outputs apart."""
+    if has_variant and not tape.is_convolution[op]:
+        return _refuse(state, VARIANT_NOT_ALLOWED, NONE, NONE, 0, 0)
+    if is_first and state.is_computed[op]:
+        return _refuse(state, COMPUTED_TWICE, NONE, NONE, 0, 0)
+    if not is_first and not state.is_computed[op]:
+        return _refuse(state, NOT_YET_COMPUTED, NONE, NONE, 0, 0)
+    if not is_first and tape.again[op] != LEGAL:
+        return _refuse(state, tape.again[op], NONE, NONE, 0, 0)
+    rank = tape.random_rank[op]
+    if is_first and rank != NONE and rank != state.held[2]:
+        return _refuse(state, RANDOM_ORDER, NONE, NONE, rank, state.held[2])
+    out, taken = tape.takeover[op, 0], tape.takeover[op, 1]
+    if reuse != NONE and (out == NONE or reuse != taken):
+        return _refuse(state, REUSE_NOT_ALLOWED, reuse, NONE, 0, 0)
+    if reuse != NONE and state.residency[out] != ABSENT:
+        return _refuse(state, REUSE_OUTPUT_NOT_ABSENT, out, NONE, 0, 0)
+    return True
+
+
+@_compiled
+def _compute(table, tape, op, state):
+    """The first run of an op."""
     for k in range(tape.first_use[op], tape.first_use[op + 1]):
         use, s, needed = tape.use[k], tape.used[k], tape.version[k]
-        if use == WRITE and not is_first:
-            continue  # state is written once; throw-away state not at all
-        if use == CREATE and not is_first:
+        if not _apply(table, use, s, tape.nbytes, state):
+            return False
+        if needed != ANY_VERSION and state.version[s] != needed:
+            return _refuse(state, STALE_WRITE if use == WRITE else STALE_READ, s, use, state.version[s], needed)
+        if use == WRITE:
+            state.version[s] += 1
+    state.is_computed[op] = True
+    if tape.random_rank[op] != NONE:
+        state.held[2] += 1
+    return True
+
+
+@_compiled
+def _recompute(table, tape, op, state):
+    """A further run of an op: state is left alone. Returns the bytes of duplicates, REFUSED when it is refused."""
+    duplicates, missing = 0, 0
+    for k in range(tape.first_use[op], tape.first_use[op + 1]):
+        use, s, needed = tape.use[k], tape.used[k], tape.version[k]
+        if use == WRITE:
+            continue
+        if use == CREATE:
             use = RECREATE
-            if residency[s] != ABSENT:
+            if state.residency[s] != ABSENT:
                 duplicates += tape.nbytes[s]
-            elif version[s] != 0:
-                return STALE_RECOMPUTE, s, use, version[s], 0, 0, 0
-        made += (use == CREATE or use == RECREATE) and residency[s] == ABSENT
-        now = residency[s]
-        if not _apply(table, use, s, tape, residency, held):
-            return BY_TABLE, s, use, now, 0, 0, 0
-        if needed != ANY_VERSION and version[s] != needed:
-            return (STALE_WRITE if use == WRITE else STALE_READ), s, use, version[s], needed, 0, 0
-        version[s] += use == WRITE
-    return LEGAL, NONE, NONE, 0, 0, duplicates, made
+            else:
+                missing, needed = missing + 1, 0
+        if not _apply(table, use, s, tape.nbytes, state):
+            return REFUSED
+        if needed != ANY_VERSION and state.version[s] != needed:
+            _refuse(state, STALE_READ if use == READ else STALE_RECOMPUTE, s, use, state.version[s], needed)
+            return REFUSED
+    if missing == 0:
+        _refuse(state, NOTHING_ABSENT, NONE, NONE, 0, 0)
+        return REFUSED
+    return duplicates
 
 
 @_compiled
-def _run_op(table, tape, op, is_first, reuse, residency, version, held):
-    """One run of an op: its uses, then what its output takes over. Returns (reason, storage, use, found, needed, duplicates)."""
-    out, taken = tape.takeover[op, 0], tape.takeover[op, 1]
-    if reuse != NONE:
-        if out == NONE or reuse != taken:
-            return REUSE_NOT_ALLOWED, reuse, NONE, reuse, taken, 0
-        if residency[out] != ABSENT:
-            return REUSE_OUTPUT_NOT_ABSENT, out, NONE, residency[out], 0, 0
-    reason, s, use, found, needed, duplicates, made = _run_uses(table, tape, op, is_first, residency, version, held)
-    if reason != LEGAL:
-        return reason, s, use, found, needed, 0
-    if not is_first and made == 0:
-        return NOTHING_ABSENT, NONE, NONE, 0, 0, 0
-    if reuse != NONE:
-        now = residency[taken]
-        if not _apply(table, TAKE_OVER, taken, tape, residency, held):
-            return BY_TABLE, taken, TAKE_OVER, now, 0, 0
-    return LEGAL, NONE, NONE, 0, 0, duplicates
+def _run(table, tape, op, is_first, reuse, has_variant, state):
+    """One run of an op. Returns the bytes inside it beyond what it creates, REFUSED when it is refused."""
+    if not _may_run(tape, op, is_first, reuse, has_variant, state):
+        return REFUSED
+    duplicates = 0
+    if not is_first:
+        duplicates = _recompute(table, tape, op, state)
+    elif not _compute(table, tape, op, state):
+        return REFUSED
+    if duplicates == REFUSED or (reuse != NONE and not _apply(table, TAKE_OVER, reuse, tape.nbytes, state)):
+        return REFUSED
+    return duplicates + tape.workspace_bytes[op]
 
 
 @_compiled
-def _may_run(tape, op, is_first, has_variant, is_computed, randoms_run):
-    """What must hold before an op runs, storages apart. Returns (reason, found, needed)."""
-    if has_variant and not tape.is_convolution[op]:
-        return VARIANT_NOT_ALLOWED, 0, 0
-    if is_first:
-        if is_computed[op]:
-            return COMPUTED_TWICE, 0, 0
-        if tape.random_rank[op] != NONE and tape.random_rank[op] != randoms_run:
-            return RANDOM_ORDER, tape.random_rank[op], randoms_run
-        return LEGAL, 0, 0
-    if not is_computed[op]:
-        return NOT_YET_COMPUTED, 0, 0
-    return tape.again[op], 0, 0
-
-
-@_compiled
-def _end(table, tape, index, is_computed, residency, held):
+def _end(table, tape, state):
     """What must hold after the last instruction."""
-    for op in range(len(is_computed)):
-        if not is_computed[op]:
-            return NOT_COMPUTED, index, op, NONE, NONE, 0, 0
-    for s in range(len(residency)):
-        use = KEEP if tape.at_end[s] else DROP
-        now = residency[s]
-        if not _apply(table, use, s, tape, residency, held):
-            return BY_TABLE, index, NONE, s, use, now, 0
-    return LEGAL, index, NONE, NONE, NONE, 0, 0
+    for op in range(len(state.is_computed)):
+        if not state.is_computed[op]:
+            state.fault[2] = op
+            return _refuse(state, NOT_COMPUTED, NONE, NONE, 0, 0)
+    for s in range(len(state.residency)):
+        if not _apply(table, KEEP if tape.at_end[s] else DROP, s, tape.nbytes, state):
+            return False
+    return True
 
 
 @_compiled
 def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_peak_bytes, host_bytes):
-    """Run a schedule over a tape by the table, filling the three arrays. Returns the seven fields of a `Fault`."""
+    """Run a schedule over a tape by the table, filling the three arrays. Returns the fields of a `Fault`."""
     residency = np.where(tape.at_start, RESIDENT, ABSENT)
-    version = np.zeros(len(residency), np.int64)
-    is_computed = np.zeros(len(tape.seconds), np.bool_)
-    held = np.array([tape.nbytes[tape.at_start].sum(), 0])
-    randoms_run = 0
+    held = np.array([tape.nbytes[tape.at_start].sum(), 0, 0])
+    state = State(residency, np.zeros(len(residency), np.int64), np.zeros(len(tape.seconds), np.bool_), held, np.full(7, NONE))
+    state.fault[0] = LEGAL
     for i in range(len(schedule.code)):
         code, operand, before = schedule.code[i], schedule.operand[i], held[0]
-        inside, op, is_first = 0, NONE, code == COMPUTE
-        if code == COMPUTE or code == RECOMPUTE:
-            op = operand
-            if not 0 <= op < len(is_computed):
-                return UNKNOWN_OP, i, NONE, NONE, NONE, op, 0
-            reason, found, needed = _may_run(tape, op, is_first, schedule.has_variant[i], is_computed, randoms_run)
-            if reason != LEGAL:
-                return reason, i, op, NONE, NONE, found, needed
-            reason, s, use, found, needed, duplicates = _run_op(table, tape, op, is_first, schedule.reuse[i], residency, version, held)
-            if reason != LEGAL:
-                return reason, i, op, s, use, found, needed
-            inside = duplicates + tape.workspace_bytes[op]
-            is_computed[op] = True
-            randoms_run += is_first and tape.random_rank[op] != NONE
+        is_run, inside = code == COMPUTE or code == RECOMPUTE, 0
+        state.fault[1], state.fault[2] = i, operand if is_run else NONE
+        if not 0 <= operand < (len(tape.seconds) if is_run else len(residency)):
+            state.fault[2] = NONE
+            _refuse(state, UNKNOWN_OP if is_run else UNKNOWN_STORAGE, NONE, NONE, operand, 0)
+        elif is_run:
+            inside = _run(table, tape, operand, code == COMPUTE, schedule.reuse[i], schedule.has_variant[i], state)
         else:
-            if not 0 <= operand < len(residency):
-                return UNKNOWN_STORAGE, i, NONE, NONE, NONE, operand, 0
-            use, now = code - FREE + USE_OF_FREE, residency[operand]
-            if not _apply(table, use, operand, tape, residency, held):
-                return BY_TABLE, i, NONE, operand, use, now, 0
-        live_bytes[i], host_bytes[i] = held[0], held[1]
-        inner_peak_bytes[i] = max(before, held[0] + inside)
+            _apply(table, code - FREE + USE_OF_FREE, operand, tape.nbytes, state)
+        if state.fault[0] != LEGAL:
+            return state.fault
+        live_bytes[i], host_bytes[i], inner_peak_bytes[i] = held[0], held[1], max(before, held[0] + inside)
         if inner_peak_bytes[i] > device_budget:
-            return DEVICE_BUDGET, i, op, NONE, NONE, inner_peak_bytes[i], device_budget
+            _refuse(state, DEVICE_BUDGET, NONE, NONE, inner_peak_bytes[i], device_budget)
+            return state.fault
         if held[1] > host_budget:
-            return HOST_BUDGET, i, op, NONE, NONE, held[1], host_budget
-    return _end(table, tape, len(schedule.code), is_computed, residency, held)
+            _refuse(state, HOST_BUDGET, NONE, NONE, held[1], host_budget)
+            return state.fault
+    state.fault[1], state.fault[2] = len(schedule.code), NONE
+    _end(table, tape, state)
+    return state.fault
 
 
 @_compiled
