@@ -1,0 +1,112 @@
+"""What tests/test_isolate.py and tests/test_meter.py run in other processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vramlab.errors import PlanInfeasible
+
+
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+def who() -> tuple[int, int]:
+    return os.getpid(), os.getpgid(0)
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def speak(text: str) -> None:
+    print(text, flush=True)
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail() -> None:
+    raise ValueError("seven is not eight")
+
+
+def refuse_plan() -> None:
+    raise PlanInfeasible(method="m", budget_bytes=10, smallest_bytes=20, op="#3")
+
+
+def lambda_result():
+    return lambda: None
+
+
+def die(signal_number: int) -> None:
+    os.kill(os.getpid(), signal_number)
+
+
+def leave(code: int) -> None:
+    os._exit(code)
+
+
+def allocate(nbytes: int) -> int:
+    return len(bytearray(nbytes))
+
+
+def allocate_tensor(nbytes: int) -> int:
+    import torch
+
+    return torch.ones(nbytes, dtype=torch.uint8).numel()
+
+
+def sleep_with_child(pid_file: str) -> None:
+    """Starts a grandchild of the same group, writes both pids, then hangs."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    Path(pid_file).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(60)
+
+
+def parent_that_waits(pid_file: str) -> None:
+    """An isolated call that isolates a hanging call."""
+    from vramlab.isolate import Call, run_isolated
+
+    run_isolated(Call(function="isolated_work.sleep_with_child", args=(pid_file,)))
+
+
+def stepper(seconds: float, log: str = "", name: str = ""):
+    """A step that sleeps, and notes who is at work."""
+
+    def step():
+        if log:
+            with open(log, "a") as file:
+                file.write(name)
+        time.sleep(seconds)
+        return 7
+
+    return step
+
+
+def stepper_that_dies(after: int):
+    steps = iter(range(after))
+
+    def step():
+        if next(steps, None) is None:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    return step
+
+
+def free_of_an_older_block() -> tuple[int, int]:
+    """(events, peak) that the meter sees when a block is freed that is older than it."""
+    import torch
+
+    from vramlab.meter import measure_peak
+
+    older = [torch.empty(1000)]
+
+    def run():
+        older.clear()
+        return []
+
+    reading = measure_peak(run)
+    return reading.events, reading.peak_bytes

@@ -1,0 +1,147 @@
+"""Isolated calls: answers, errors, deaths, limits, time-outs; and workers that take turns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from vramlab.isolate import Call, Settings, alternate, run_isolated
+from vramlab.record import Outcome
+
+
+def call(name: str, *args, **kwargs) -> Call:
+    return Call(function=f"isolated_work.{name}", args=args, kwargs=kwargs)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def wait_until(condition, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_result_comes_back():
+    result = run_isolated(call("add", 2, b=3))
+    assert (result.outcome, result.value) == (Outcome.OK, 5)
+    assert 0 < result.seconds < 60
+
+
+def test_a_fresh_process_in_a_group_of_its_own():
+    (pid, group), (other, _) = (run_isolated(call("who")).value for _ in range(2))
+    assert len({os.getpid(), pid, other}) == 3
+    assert group == pid
+
+
+def test_environment_reaches_the_call():
+    assert run_isolated(call("variable", "VRAMLAB_TEST"), settings=Settings(environment={"VRAMLAB_TEST": "yes"})).value == "yes"
+    assert "VRAMLAB_TEST" not in os.environ
+
+
+def test_output_goes_to_a_file(tmp_path):
+    with (tmp_path / "out").open("wb") as file:
+        assert run_isolated(call("speak", "hello"), settings=Settings(output=file)).outcome is Outcome.OK
+    assert (tmp_path / "out").read_text() == "hello\nhello\n"
+
+
+def test_an_exception_is_data():
+    result = run_isolated(call("fail"))
+    assert (result.outcome, result.error_type, result.message) == (Outcome.CRASHED, "ValueError", "seven is not eight")
+    assert "isolated_work.py" in result.traceback
+
+
+def test_an_unknown_function_is_data():
+    assert run_isolated(call("no_such_thing")).error_type == "AttributeError"
+    assert run_isolated(Call(function="no_such_module.f")).error_type == "ModuleNotFoundError"
+
+
+def test_a_refused_plan_keeps_its_outcome():
+    result = run_isolated(call("refuse_plan"))
+    assert result.outcome is Outcome.PLAN_INFEASIBLE and "20 bytes" in result.message
+
+
+def test_a_result_that_cannot_be_sent_is_data():
+    assert run_isolated(call("lambda_result")).reason == "unpicklable"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_is_data(number):
+    result = run_isolated(call("die", int(number)))
+    assert (result.outcome, result.reason, result.returncode) == (Outcome.CRASHED, number.name, -number)
+
+
+def test_an_exit_code_is_data():
+    result = run_isolated(call("leave", 3))
+    assert (result.outcome, result.reason, result.returncode) == (Outcome.CRASHED, "exit", 3)
+
+
+def test_a_memory_limit_makes_allocations_fail():
+    limit = Settings(memory_limit_bytes=300 * 2**20)
+    assert run_isolated(call("allocate", 100 * 2**20), settings=limit).outcome is Outcome.OK
+    result = run_isolated(call("allocate", 400 * 2**20), settings=limit)
+    assert (result.outcome, result.reason) == (Outcome.OOM, "host_memory")
+
+
+def test_a_tensor_beyond_the_limit_is_oom():
+    result = run_isolated(call("allocate_tensor", 40 * 2**30), settings=Settings(memory_limit_bytes=20 * 2**30))
+    assert (result.outcome, result.reason) == (Outcome.OOM, "host_memory")
+
+
+def test_a_timeout_kills_the_whole_group(tmp_path):
+    pids = tmp_path / "pids"
+    result = run_isolated(call("sleep_with_child", str(pids)), timeout_seconds=2.0)
+    assert result.outcome is Outcome.TIMEOUT and 2.0 <= result.seconds < 10
+    assert wait_until(lambda: not any(is_alive(int(p)) for p in pids.read_text().split()))
+
+
+def test_nobody_outlives_a_killed_parent(tmp_path):
+    """The outer call is killed with SIGKILL at its time-out; its own isolated call sits in another group and must go by itself."""
+    pids = tmp_path / "pids"
+    result = run_isolated(call("parent_that_waits", str(pids)), timeout_seconds=3.0)
+    assert result.outcome is Outcome.TIMEOUT
+    assert wait_until(lambda: not any(is_alive(int(p)) for p in pids.read_text().split()))
+
+
+def test_workers_take_turns_and_report_their_own_seconds(tmp_path):
+    log = tmp_path / "log"
+    result = alternate(call("stepper", 0.03, str(log), "a"), call("stepper", 0.01, str(log), "b"), warmup=2, steps=4)
+    assert log.read_text() == "ab" * 6
+    assert result.failed == "" and result.failure is None
+    assert len(result.first_seconds) == len(result.second_seconds) == 4
+    assert all(0.03 <= s < 0.2 for s in result.first_seconds) and all(0.01 <= s < 0.2 for s in result.second_seconds)
+
+
+def test_the_same_worker_twice_is_the_control():
+    step = call("stepper", 0.02)
+    result = alternate(step, step, warmup=1, steps=5)
+    ratios = [a / b for a, b in zip(result.first_seconds, result.second_seconds)]
+    assert 0.5 < sorted(ratios)[2] < 2.0
+
+
+def test_a_worker_that_dies_is_data():
+    result = alternate(call("stepper", 0.0), call("stepper_that_dies", 3), warmup=1, steps=5)
+    assert (result.failed, result.failure.outcome, result.failure.reason) == ("second", Outcome.CRASHED, "SIGSEGV")
+    assert (len(result.first_seconds), len(result.second_seconds)) == (3, 2)
+
+
+def test_a_worker_that_cannot_be_built_is_data():
+    result = alternate(call("fail"), call("stepper", 0.0))
+    assert (result.failed, result.failure.error_type, result.first_seconds) == ("first", "ValueError", ())
+
+
+def test_a_slow_step_times_out():
+    result = alternate(call("stepper", 0.0), call("stepper", 30.0), timeout_seconds=2.0)
+    assert (result.failed, result.failure.outcome) == ("second", Outcome.TIMEOUT)

@@ -1,0 +1,314 @@
+"""Functions in processes of their own, whose death is data; and two long-lived workers that take turns.
+
+A worker is `python -m vramlab.isolate` in a process group of its own. It speaks pickles over one pipe, so that stdout and stderr stay free,
+and it ends when that pipe closes: nobody outlives a killed parent. Memory, signals and crashes never reach the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import IO, Any
+
+from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, Unsupported, VramlabError
+from vramlab.record import Outcome
+
+_CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
+_REFUSALS = (
+    (PlanInfeasible, Outcome.PLAN_INFEASIBLE, "budget"),
+    (Unsupported, Outcome.UNSUPPORTED, "needs"),
+    (CaptureError, Outcome.UNSUPPORTED, "capture"),
+    (EnvironmentUnable, Outcome.UNSUPPORTED, "environment"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A function by its dotted name ("package.module.function") with picklable arguments."""
+
+    function: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a worker process is started."""
+
+    memory_limit_bytes: int | None = None  # private writable memory of the process; allocations beyond it fail
+    environment: Mapping[str, str] = field(default_factory=dict)  # on top of this process's
+    output: IO | int | None = None  # where its stdout and stderr go, None to inherit
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallResult:
+    """What became of an isolated call. `value` only when the outcome is ok."""
+
+    outcome: Outcome
+    value: Any = None
+    reason: str = ""  # host_memory, gpu_memory, killed, ...
+    message: str = ""  # one sentence for a person
+    error_type: str = ""  # name of the exception class
+    traceback: str = ""
+    returncode: int | None = None  # of a process that died before it answered; negative: the signal
+    seconds: float = 0.0  # from the start of the process to its answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternation:
+    """Seconds of single steps of two workers that took turns. Entry i of both belongs to one round."""
+
+    first_seconds: tuple[float, ...]
+    second_seconds: tuple[float, ...]
+    failed: str = ""  # "first" or "second", "" when both went through
+    failure: CallResult | None = None
+
+
+class _WorkerLost(VramlabError):
+    """A worker died or ran out of time."""
+
+    def __init__(self, result: CallResult) -> None:
+        self.result = result
+        super().__init__(result.message)
+
+
+# --- the parent's side ---------------------------------------------------------------------------------------------------
+def run_isolated(call: Call, *, timeout_seconds: float | None = None, settings: Settings = Settings()) -> CallResult:
+    """Run `call` in a fresh process and wait for it. Never raises on account of what happens inside."""
+    started = time.monotonic()
+    with _worker(settings) as worker:
+        try:
+            result = worker.ask(call, timeout_seconds)
+        except _WorkerLost as lost:
+            result = lost.result
+    return replace(result, seconds=time.monotonic() - started)
+
+
+def alternate(first: Call, second: Call, *, warmup: int = 3, steps: int = 20, timeout_seconds: float | None = None,
+              settings: Settings = Settings(), settle_seconds: float = 0.01) -> Alternation:
+    """Time single steps of two workers in turns: first, second, first, second, ...
+
+    Each call runs once in a process of its own and returns a `step()` without arguments; the worker times each step from start to end,
+    `torch.cuda.synchronize` included where its step uses CUDA. `warmup` rounds are thrown away. The same call twice is the A/A control.
+    `timeout_seconds` bounds the building and each step. Between turns both rest `settle_seconds`: OpenMP threads spin for milliseconds
+    after their last parallel region and would run into the other's turn.
+    """
+    sides, seconds = ("first", "second"), ([], [])
+    with _worker(settings) as one, _worker(settings) as other:
+        side = 0
+        try:
+            for side, (worker, call) in enumerate(zip((one, other), (first, second))):
+                _require(worker.ask(_Build(call), timeout_seconds))
+            for turn in range(2 * (warmup + steps)):
+                side = turn % 2
+                time.sleep(settle_seconds)
+                seconds[side].append(_require((one, other)[side].ask(_Step(), timeout_seconds)))
+        except _WorkerLost as lost:
+            return Alternation(first_seconds=tuple(seconds[0][warmup:]), second_seconds=tuple(seconds[1][warmup:]),
+                               failed=sides[side], failure=lost.result)
+    return Alternation(first_seconds=tuple(seconds[0][warmup:]), second_seconds=tuple(seconds[1][warmup:]))
+
+
+def outcome_of(error: BaseException) -> tuple[Outcome, str]:
+    """(outcome, reason) of an exception: allocation failures of host and GPU are OOM, vramlab's own refusals are what they say."""
+    text = str(error)
+    if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
+        return Outcome.OOM, "gpu_memory"
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "Cannot allocate memory" in text:
+        return Outcome.OOM, "host_memory"
+    for kind, outcome, reason in _REFUSALS:
+        if isinstance(error, kind):
+            return outcome, reason
+    return Outcome.CRASHED, type(error).__name__
+
+
+def _require(result: CallResult) -> Any:
+    if result.outcome is not Outcome.OK:
+        raise _WorkerLost(result)
+    return result.value
+
+
+@contextlib.contextmanager
+def _worker(settings: Settings) -> Iterator[_Worker]:
+    worker = _Worker(settings)
+    try:
+        yield worker
+    finally:
+        worker.end()
+
+
+class _Worker:
+    """One child process and the pipe to it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._oom_kills = _oom_kills()
+        self._pipe, theirs = Pipe(duplex=True)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vramlab.isolate", str(theirs.fileno())], pass_fds=[theirs.fileno()], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=settings.output, stderr=settings.output, env=_child_environment(settings),
+            )
+        # A child that is killed at once breaks the pipe; `ask` reports it.
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.send((sys.path, settings.memory_limit_bytes))
+
+    def ask(self, request: Any, timeout_seconds: float | None) -> CallResult:
+        """Send a request, wait for its result. Raises _WorkerLost when none comes."""
+        try:
+            self._pipe.send(request)
+            if not self._pipe.poll(timeout_seconds):
+                self._kill()
+                raise _WorkerLost(CallResult(outcome=Outcome.TIMEOUT, reason="timeout", message=f"no answer within {timeout_seconds:g} s"))
+            return self._pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise _WorkerLost(self._autopsy()) from None
+
+    def end(self) -> None:
+        """Close the pipe, on which the child goes by itself; kill its group if it does not."""
+        self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSING_SECONDS)
+        self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the group too: it may outlive its leader
+        self._process.wait()
+
+    def _autopsy(self) -> CallResult:
+        returncode = self._process.wait()
+        if returncode >= 0:
+            return CallResult(outcome=Outcome.CRASHED, reason="exit", returncode=returncode, message=f"the process ended with exit code {returncode}")
+        name = signal.Signals(-returncode).name
+        if returncode == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return CallResult(outcome=Outcome.OOM, reason="host_memory", returncode=returncode, message="the kernel killed the process for memory")
+        return CallResult(outcome=Outcome.CRASHED, reason=name, returncode=returncode, message=f"the process died of {name}")
+
+
+def _child_environment(settings: Settings) -> dict[str, str]:
+    """The package must be found before the child has been told its path."""
+    root = str(Path(__file__).resolve().parent.parent)
+    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, "PYTHONPATH": path, **settings.environment}
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for memory: in this control group and on the machine. 0 where it does not say."""
+    total = 0
+    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            counts = dict(line.split() for line in Path(path).read_text().splitlines())
+            total += int(counts.get("oom_kill", 0))
+    return total
+
+
+# --- the child's side ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Build:
+    call: Call
+
+
+@dataclass(frozen=True)
+class _Step:
+    pass
+
+
+def _serve(pipe: Connection) -> None:
+    """Answer requests until the pipe closes: one `Call`, or a `_Build` and its `_Step`s."""
+    os.set_inheritable(pipe.fileno(), False)  # a grandchild that held it would hide this process's death
+    sys.path[:], memory_limit_bytes = pipe.recv()
+    if memory_limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
+    step = None
+    while True:
+        request = pipe.recv()
+        if isinstance(request, Call):
+            _leave_when_closed(pipe, request)
+            return
+        result = _attempt(_timed, step) if isinstance(request, _Step) else _attempt(_invoke, request.call)
+        if isinstance(request, _Build):
+            step, result = result.value, replace(result, value=None)
+        _answer(pipe, result)
+
+
+def _leave_when_closed(pipe: Connection, call: Call) -> None:
+    """Run a single call while a thread watches the pipe: a parent that is gone wants no answer."""
+    done = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            pipe.recv()
+        if not done.is_set():
+            os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    result = _attempt(_invoke, call)
+    done.set()
+    _answer(pipe, result)
+
+
+def _invoke(call: Call) -> Any:
+    module, _, name = call.function.rpartition(".")
+    return getattr(import_module(module), name)(*call.args, **call.kwargs)
+
+
+def _attempt(function: Callable[..., Any], *args: Any) -> CallResult:
+    """Only here is everything caught: an isolated call answers, whatever happens in it."""
+    try:
+        return CallResult(outcome=Outcome.OK, value=function(*args))
+    except BaseException as error:
+        outcome, reason = outcome_of(error)
+        return CallResult(outcome=outcome, reason=reason, message=str(error) or type(error).__name__, error_type=type(error).__name__,
+                       traceback=traceback.format_exc())
+
+
+def _answer(pipe: Connection, result: CallResult) -> None:
+    try:
+        body = pickle.dumps(result)
+    except Exception as error:  # what a class raises while it is pickled is its own choice
+        body = pickle.dumps(CallResult(outcome=Outcome.CRASHED, reason="unpicklable", message=f"the result cannot be sent: {error}",
+                                    error_type=type(error).__name__))
+    pipe.send_bytes(body)
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    """Seconds of one step, from start to end of its work."""
+    synchronize = _synchronizer()
+    synchronize()
+    started = time.perf_counter()
+    step()
+    synchronize()
+    return time.perf_counter() - started
+
+
+def _synchronizer() -> Callable[[], None]:
+    """`torch.cuda.synchronize` once the step has brought CUDA up, nothing otherwise."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.synchronize
+    return lambda: None
+
+
+def main() -> None:
+    """`python -m vramlab.isolate FD`: serve the pipe on this file descriptor."""
+    from vramlab import isolate  # the classes that the parent pickles by name, not those of `__main__`
+
+    with contextlib.suppress(EOFError), Connection(int(sys.argv[1])) as pipe:
+        isolate._serve(pipe)
+
+
+if __name__ == "__main__":
+    main()
