@@ -1,0 +1,193 @@
+"""The truth gate: does a tested step compute what plain eager PyTorch computes, bit for bit?
+
+Both sides take three optimizer steps from the same seed in deterministic mode; after each the loss, every gradient with its strides, the
+whole state_dict, the buffers outside it, the optimizer's state and the generators are compared. There is no tolerance: a NaN equals a NaN of
+the same bits, 0.0 does not equal -0.0, a missing gradient does not equal zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vramlab.record import Truth
+
+GATE_STEPS = 3
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two that are compared: a model of its own and how it takes a step."""
+
+    model: torch.nn.Module
+    step: Callable[[int], torch.Tensor]  # step number from 0 -> loss; zeroes gradients, runs forward, backward and optimizer
+    optimizer: torch.optim.Optimizer | None = None
+    inputs: Sequence[torch.Tensor] = ()  # batch tensors whose gradients count too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One value that is not the same on both sides."""
+
+    name: str  # "loss", "gradient layer1.weight", "state bn.running_mean", "optimizer 0.exp_avg", "generator cpu"
+    what: str  # one clause for a person
+    max_abs_distance: float | None = None  # None where values have no distance (missing, other shape, generators)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateResult:
+    """The gate's answer. It stops at the first step that differs, because later differences only follow from it."""
+
+    truth: Truth  # exact or wrong
+    differing: tuple[Difference, ...]  # at the first step that differs
+    steps: int  # steps that ran
+    first_step_that_differs: int | None  # from 1; 0: the sides differed before their first step
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dict."""
+        differing = [{"name": d.name, "what": d.what, "max_abs_distance": d.max_abs_distance} for d in self.differing]
+        return {"truth": str(self.truth), "steps": self.steps, "first_step_that_differs": self.first_step_that_differs, "differing": differing}
+
+
+def run_gate(reference: Callable[[], Side], tested: Callable[[], Side], *, steps: int = GATE_STEPS, seed: int = 0) -> GateResult:
+    """Build both sides from `seed` and compare them after each of `steps` steps.
+
+    A side's `step` runs with its own generator states, so that neither sees the other's draws. The caller's generators and determinism
+    settings are restored. Whatever a side raises passes through, as do torch's refusals of operators without a deterministic form.
+    """
+    caller = _generator_states()
+    try:
+        with deterministic():
+            return _compare_steps(_Runner(reference, seed), _Runner(tested, seed), steps)
+    finally:
+        _set_generator_states(caller)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Deterministic algorithms, cuDNN's included, without its search; everything as before on the way out."""
+    cudnn = torch.backends.cudnn
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+              cudnn.deterministic, cudnn.benchmark, os.environ.get(_CUBLAS))
+    os.environ.setdefault(_CUBLAS, ":4096:8")  # without it cuBLAS refuses to promise equal bits
+    torch.use_deterministic_algorithms(True)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic, cudnn.benchmark = before[2:4]
+        if before[4] is None:
+            del os.environ[_CUBLAS]
+
+
+class _Runner:
+    """A side and the generator states that belong to it."""
+
+    def __init__(self, build: Callable[[], Side], seed: int) -> None:
+        torch.manual_seed(seed)
+        self.side = build()
+        self.generators = _generator_states()
+        self.loss: torch.Tensor | None = None
+
+    def step(self, index: int) -> None:
+        _set_generator_states(self.generators)
+        self.loss = self.side.step(index).detach()
+        self.generators = _generator_states()
+
+    def values(self) -> dict[str, Any]:
+        """Everything that must be equal, by name."""
+        side, found = self.side, {"loss": self.loss}
+        found |= {f"gradient {n}": p.grad for n, p in side.model.named_parameters()}
+        found |= {f"gradient input.{i}": t.grad for i, t in enumerate(side.inputs)}
+        found |= {f"state {n}": v for n, v in (dict(side.model.named_buffers()) | side.model.state_dict()).items()}
+        found |= _leaves("optimizer", side.optimizer.state_dict() if side.optimizer else {})
+        return found | {f"generator {n}": s for n, s in self.generators.items()}
+
+
+def _compare_steps(reference: _Runner, tested: _Runner, steps: int) -> GateResult:
+    for done in range(steps + 1):
+        if done:
+            reference.step(done - 1)
+            tested.step(done - 1)
+        differing = _compare(reference.values(), tested.values())
+        if differing:
+            return GateResult(truth=Truth.WRONG, differing=differing, steps=done, first_step_that_differs=done)
+    return GateResult(truth=Truth.EXACT, differing=(), steps=steps, first_step_that_differs=None)
+
+
+def _compare(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Difference, ...]:
+    names = dict.fromkeys([*expected, *found])
+    differences = (_difference(n, expected.get(n), found.get(n)) for n in names)
+    return tuple(d for d in differences if d is not None)
+
+
+def _difference(name: str, expected: Any, found: Any) -> Difference | None:
+    """What distinguishes two values, None when nothing does."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        same = type(expected) is type(found) and expected == found
+        return None if same else Difference(name=name, what=f"eager has {_describe(expected)}, the tested step has {_describe(found)}")
+    if _form(expected) != _form(found):
+        return Difference(name=name, what=f"eager has {_describe(expected)}, the tested step has {_describe(found)}")
+    if torch.equal(_bits(expected), _bits(found)):
+        return None
+    if name.startswith("generator"):
+        return Difference(name=name, what="the generator is in another state")
+    return Difference(name=name, what="other values", max_abs_distance=_distance(expected, found))
+
+
+def _form(tensor: torch.Tensor) -> tuple:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements in logical order."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _distance(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Largest absolute difference; infinite where one is NaN and the other is not."""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    distance = (expected.detach().to(wide) - found.detach().to(wide)).abs()
+    both_nan = expected.detach().isnan() & found.detach().isnan()
+    return float(distance.masked_fill(both_nan, 0.0).nan_to_num(nan=float("inf"), posinf=float("inf")).max())
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} {list(value.shape)} with strides {list(value.stride())} on {value.device}"
+    return "nothing" if value is None else repr(value)
+
+
+def _leaves(prefix: str, value: Any) -> dict[str, Any]:
+    """Nested dictionaries and lists as one level, names joined by dots."""
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    else:
+        return {prefix: value}
+    glue = "." if " " in prefix else " "
+    return {name: leaf for key, child in pairs for name, leaf in _leaves(f"{prefix}{glue}{key}", child).items()}
+
+
+def _generator_states() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states |= {f"cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _set_generator_states(states: Mapping[str, torch.Tensor]) -> None:
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, name)

@@ -1,0 +1,82 @@
+"""Statistics of paired step times: median, bootstrap interval, drift. No torch.
+
+A ratio is measured step over baseline step, round by round, because rounds that follow each other share the machine's mood. Its median comes
+with the 95 % bootstrap interval; the same baseline against itself gives the drift, below which no difference can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A median and its confidence interval over `n` samples."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"median", "low", "high", "n"}`."""
+        return {"median": self.median, "low": self.low, "high": self.high, "n": self.n}
+
+    def contains(self, value: float) -> bool:
+        """Is `value` within low..high?"""
+        return self.low <= value <= self.high
+
+    def lies_within(self, other: Interval) -> bool:
+        """Are both ends within the other interval?"""
+        return other.low <= self.low and self.high <= other.high
+
+
+def median(samples: Sequence[float]) -> float:
+    """The middle sample, or the mean of the two middle ones. ValueError when there is none or one is not finite."""
+    return float(np.median(_checked(samples)))
+
+
+def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Median and its 95 % percentile-bootstrap interval; the same seed gives the same interval."""
+    values = _checked(samples)
+    draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
+    medians = np.median(values[draws], axis=1)
+    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(median=float(np.median(values)), low=float(low), high=float(high), n=len(values))
+
+
+def paired_ratio(measured: Sequence[float], baseline: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """Median of measured[i] / baseline[i] with its 95 % interval. Both in seconds, above zero, of one length."""
+    top, bottom = _checked(measured), _checked(baseline)
+    if len(top) != len(bottom):
+        raise ValueError(f"{len(top)} measured steps and {len(bottom)} baseline steps are no pairs")
+    if top.min() <= 0 or bottom.min() <= 0:
+        raise ValueError("a step takes more than zero seconds")
+    return median_interval(top / bottom, seed=seed, resamples=resamples)
+
+
+def drift(first: Sequence[float], second: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
+    """The A/A control: the paired ratio of one step against itself, widened to be the same whichever side was called first."""
+    forward = paired_ratio(first, second, seed=seed, resamples=resamples)
+    return Interval(median=forward.median, low=min(forward.low, 1 / forward.high), high=max(forward.high, 1 / forward.low), n=forward.n)
+
+
+def distinguishable(ratio: Interval, drift: Interval) -> bool:
+    """Does the ratio differ from 1? Not when its interval reaches 1.00, nor when it lies inside the A/A drift."""
+    return not ratio.contains(1.0) and not ratio.lies_within(drift)
+
+
+def _checked(samples: Sequence[float]) -> np.ndarray:
+    values = np.asarray(samples, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise ValueError("no samples")
+    if not np.isfinite(values).all():
+        raise ValueError("a sample is not finite")
+    return values
