@@ -1,0 +1,45 @@
+"""`./run tests [--full] [pytest arguments]`: sees to a Chromium where it can, then hands over to pytest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import find_chromium
+
+
+def provide_chromium() -> str:
+    """Install Debian's Chromium where there is none and we may. Returns why there is none, "" when there is one."""
+    if find_chromium():
+        return ""
+    if not shutil.which("apt-get"):
+        return "no Chromium is on PATH and there is no apt-get to install one with"
+    if os.geteuid() != 0:
+        return "no Chromium is on PATH, and installing it takes root: 'apt install chromium'"
+    print("Installing Chromium for the tests that look at reports ...", flush=True)
+    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
+    for command in (install, ["apt-get", "update", "-qq"], install):
+        try:
+            status = subprocess.run(command, env=env, capture_output=True, timeout=600).returncode
+        except subprocess.TimeoutExpired:
+            return f"'{' '.join(command)}' did not end within 10 minutes"
+        if find_chromium():
+            return ""
+    return f"'{' '.join(install)}' ended with exit status {status}"
+
+
+def main(words: list[str]) -> int:
+    """pytest's exit code."""
+    names_tests = any(not word.startswith("-") for word in words)
+    if not names_tests and (reason := provide_chromium()):
+        os.environ["VRAMLAB_TESTS_NO_CHROMIUM"] = reason
+    return pytest.main(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""How the suite itself behaves: what cannot run here is left out in the open, and only a whole full run is evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+HERE = Path(__file__).parent
+
+MARKED = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+
+@pytest.mark.gpu
+def test_gpu(): raise RuntimeError("ran without a GPU")
+
+@pytest.mark.chromium
+def test_page(chromium): raise RuntimeError("ran without Chromium")
+"""
+
+
+TORCH = """
+__version__ = "pretended"
+
+class cuda:
+    is_available = staticmethod(lambda: HAS_GPU)
+    get_device_name = staticmethod(lambda index: "a GPU")
+"""
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    """The suite's conftest over four tests, with a torch that finds no GPU and a PATH on which there is no Chromium."""
+    monkeypatch.setenv("PATH", "")
+    pytester.makepyfile(torch=TORCH.replace("HAS_GPU", "False"))
+    tests = pytester.mkdir("tests")
+    text = (HERE / "conftest.py").read_text()
+    (tests / "conftest.py").write_text(text)
+    (tests / "test_marked.py").write_text(MARKED)
+    pytester.makeini("[pytest]\npythonpath = .\ntestpaths = tests\nmarkers =\n  slow: s\n  gpu: g\n  chromium: c\n")
+    return pytester
+
+
+def test_what_cannot_run_is_listed_last_with_the_reason(suite):
+    result = suite.runpytest_subprocess()
+    result.assert_outcomes(passed=1, deselected=3)
+    assert result.outlines[-4:] == [
+        "Groups that did not run:",
+        "  slow (1 test): left out: ./run tests --full runs them",
+        "  gpu (1 test): torch finds no CUDA device on this machine",
+        "  chromium (1 test): none of chromium, chromium-browser, google-chrome, google-chrome-stable is on PATH",
+    ]
+
+
+def test_workers_report_what_they_left_out(suite):
+    result = suite.runpytest_subprocess("-n", "2")
+    result.assert_outcomes(passed=1)
+    assert "  gpu (1 test): torch finds no CUDA device on this machine" in result.outlines[-4:]
+
+
+def test_a_group_that_was_not_asked_for_is_not_listed(suite):
+    result = suite.runpytest_subprocess("-k", "plain or slow")
+    assert result.outlines[-2:] == ["Groups that did not run:", "  slow (1 test): left out: ./run tests --full runs them"]
+
+
+def test_with_a_gpu_its_tests_run(suite):
+    suite.makepyfile(torch=TORCH.replace("HAS_GPU", "True"))
+    result = suite.runpytest_subprocess()
+    result.assert_outcomes(passed=1, failed=1, deselected=2)
+    result.stdout.fnmatch_lines("*ran without a GPU*")
+
+
+def test_a_whole_full_run_is_kept_as_evidence(suite):
+    suite.runpytest_subprocess("--full").assert_outcomes(passed=2, deselected=2)
+    kept = json.loads((suite.path / "benchmarks" / "evidence" / "tests-full.json").read_text())
+    assert (kept["passed"], kept["failed"], sorted(kept["not_run"])) == (2, [], ["chromium", "gpu"])
+    assert kept["files"]["tests/test_marked.py"]["passed"] == 2
+
+
+@pytest.mark.parametrize("words", [[], ["--full", "-k", "plain"], ["--full", "tests/test_marked.py"], ["--full", "-x"]])
+def test_a_part_of_the_suite_is_no_evidence(suite, words):
+    suite.runpytest_subprocess(*words)
+    assert not (suite.path / "benchmarks").exists()
+
+
+def test_a_failure_is_kept_by_name(suite):
+    (suite.path / "tests" / "test_marked.py").write_text("def test_wrong(): assert 1 == 2\n")
+    suite.runpytest_subprocess("--full").assert_outcomes(failed=1)
+    kept = json.loads((suite.path / "benchmarks" / "evidence" / "tests-full.json").read_text())
+    assert (kept["passed"], kept["failed"]) == (0, ["tests/test_marked.py::test_wrong"])
