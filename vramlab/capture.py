@@ -112,11 +112,26 @@ class _Recorder(TorchDispatchMode):
         self.constants: dict[int, torch.Tensor] = {}
         self.phase = Phase.FORWARD
         self.layer = ""
+        self.failed_at = ("", "")  # operator and module of the call that raised
         self._current: dict[int, int] = {}  # address of a fake storage -> its tape storage as of now
         self._unborn: dict[int, tuple] = {}  # address -> (allocator call), not yet written
         self._alive: list[Any] = []  # keeps the addresses from being used again
         self._tensor_ids: dict[tuple, int] = {}
         self._layer_of_node: dict[int, str] = {}
+
+    # --- stand-ins for state ---
+    def shapes_only(self) -> contextlib.AbstractContextManager:
+        """The mode under which the step runs."""
+        return self.fake_mode
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the step sees in place of a parameter or buffer; the same for the same tensor."""
+        return self.fake_mode.from_tensor(tensor)
+
+    def input_stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the step sees in place of an input: its own bytes, from their start."""
+        with self.fake_mode:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
 
     # --- names of things -----------------------------------------------------------------------------------------------
     def add_state(self, fake: torch.Tensor, role: Role, name: str, nbytes: int | None = None) -> int:
@@ -154,7 +169,11 @@ class _Recorder(TorchDispatchMode):
         if name in _REFUSED:
             raise CaptureError(_REFUSED[name], op=target, module=self.layer)
         args, kwargs = _map_tensors(self._to_fake, args), {k: _map_tensors(self._to_fake, v) for k, v in kwargs.items()}
-        out = self._run(func, target, args, kwargs)
+        try:
+            out = self._run(func, target, args, kwargs)
+        except Exception:
+            self.failed_at = (target, self.layer)
+            raise
         self._record(func, target, args, kwargs, out)
         return out
 
@@ -182,7 +201,7 @@ class _Recorder(TorchDispatchMode):
         flat_out = [t for t in _flatten(out)]
         tensors_in = [t for t in _flatten((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._refuse_exotic(target, tensors_in + [t for t in flat_out if isinstance(t, torch.Tensor)])
-        written = _written_tensors(func, target, args, kwargs)
+        written = [] if torch.Tag.inplace_view in func.tags else _written_tensors(func, target, args, kwargs)  # such ops write no bytes
         if target in _ALLOCATORS and _address(out) not in self._current:
             self._alive.append(out)
             self._unborn[_address(out)] = (func, args, kwargs, out, self.phase, self.layer)
@@ -280,19 +299,50 @@ class _Recorder(TorchDispatchMode):
             self.layer = self._layer_of_node.get(node._sequence_nr(), self.layer)
 
 
+class _DataRecorder(_Recorder):
+    """Records a step that really runs, on copies of the state."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__(fake_mode)
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def shapes_only(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = self.input_stand_in(tensor)
+        return self._copies[id(tensor)]
+
+    def input_stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+    def _run(self, func, target, args, kwargs):
+        return func(*args, **kwargs)
+
+    def _to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if _address(tensor) not in self._current and _address(tensor) not in self._unborn:
+            if tensor.requires_grad:
+                raise CaptureError("a tensor that requires a gradient is neither a parameter nor an input", module=self.layer)
+            self.constants[self.add_state(tensor, Role.BUFFER, f"constant.{len(self.constants)}")] = tensor
+        return tensor
+
+
 def capture(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], *, with_gradient: frozenset[str] = frozenset(),
-            optimizer: torch.optim.Optimizer | None = None) -> Captured:
+            optimizer: torch.optim.Optimizer | None = None, with_data: bool = False) -> Captured:
     """Capture the step `loss_fn(model, *batch).backward()` (and `optimizer.step()`).
 
     `batch` is a flat sequence; its first tensor's first dimension is the batch size. `with_gradient` names the
-    parameters whose `.grad` is there at the start and is added to; every other `.grad` is None at the start. Nothing is computed, no state changes.
-    Raises CaptureError where a replay could differ from eager.
+    parameters whose `.grad` is there at the start and is added to; every other `.grad` is None at the start. No state changes and, but
+    for `with_data`, nothing is computed: that runs the step on copies of the state, for the rare operator whose fake kernel gives other
+    shapes than its real one, and needs the memory of all its tensors at once. Raises CaptureError where a replay could differ from eager.
     """
     _refuse_module(model)
     before = _python_state(model)
     device = _device_of(model, batch)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = _Recorder(fake_mode)
+    recorder = _DataRecorder(fake_mode) if with_data else _Recorder(fake_mode)
     state = _declare_state(recorder, model)
     fake_batch, inputs = _declare_batch(recorder, batch)
     try:
@@ -316,7 +366,7 @@ def _declare_state(recorder: _Recorder, model: torch.nn.Module) -> _State:
     named = [(n, p, Role.PARAMETER) for n, p in model.named_parameters(remove_duplicate=False)]
     named += [(n, b, Role.BUFFER) for n, b in model.named_buffers(remove_duplicate=False)]
     for name, tensor, role in named:
-        fakes[name] = recorder.fake_mode.from_tensor(tensor)
+        fakes[name] = recorder.stand_in(tensor)
         ids[role][name] = recorder.add_state(fakes[name], role, name)
     return _State(fakes, ids[Role.PARAMETER], ids[Role.BUFFER])
 
@@ -331,8 +381,7 @@ def _declare_batch(recorder: _Recorder, batch: Sequence[Any]) -> tuple[list[Any]
             continue
         if value.layout is not torch.strided:
             raise CaptureError(f"input {i} is no dense tensor")
-        with recorder.fake_mode:
-            fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device, requires_grad=value.requires_grad)
+        fake = recorder.input_stand_in(value)
         fakes.append(fake)
         ids.append(recorder.add_state(fake, Role.INPUT, f"input.{i}"))
     return fakes, ids
@@ -344,7 +393,7 @@ def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torc
     generator = torch.get_rng_state()
     addresses = {n: _address(t) for n, t in state.fakes.items()}
     try:
-        with recorder.fake_mode, recorder, _module_paths(recorder, model):
+        with recorder.shapes_only(), recorder, _module_paths(recorder, model):
             with stateless._reparametrize_module(model, state.fakes, tie_weights=True):
                 loss = loss_fn(model, *fake_batch)
             _refuse_loss(loss, targets)
@@ -602,14 +651,14 @@ def _refuse_loss(loss: Any, targets: Mapping[str, Any]) -> None:
 
 def _explain(wrong: Exception, recorder: _Recorder) -> CaptureError:
     """The operator, the module and the reason of a failure under fake tensors."""
-    op = str(getattr(wrong, "func", "")) or ""
+    op, layer = recorder.failed_at
     kind = type(wrong).__name__
     reasons = {
         "DataDependentOutputException": "a value of a tensor is read in Python, so the step depends on data",
         "DynamicOutputShapeException": "the shape of its result depends on data",
         "UnsupportedOperatorException": "the operator has no shape rule (fake kernel)",
     }
-    return CaptureError(reasons.get(kind, f"{kind}: {str(wrong).splitlines()[0] if str(wrong) else 'no message'}"), op=op, module=recorder.layer)
+    return CaptureError(reasons.get(kind, f"{kind}: {str(wrong).splitlines()[0] if str(wrong) else 'no message'}"), op=op, module=layer)
 
 
 def _python_state(model: torch.nn.Module) -> dict[str, Any]:
@@ -617,8 +666,8 @@ def _python_state(model: torch.nn.Module) -> dict[str, Any]:
     state: dict[str, Any] = {"Python's random module": random.getstate(), "numpy's random state": _numpy_state()}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules"):
-                continue
+            if key in ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"):
+                continue  # the last two follow a recurrent layer's parameters
             state[f"attribute '{key}' of module '{name}'"] = _fingerprint(value)
     return state
 

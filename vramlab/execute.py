@@ -232,7 +232,7 @@ class _Writer:
             allocate = self.constant(_allocator(self.tape, fresh, self.executor.device), f"new{fresh}")
             self.line(f"f{fresh} = {allocate}()")
         targets = [self.target(t, op) for t in op.outputs]
-        f = self.constant(resolve(op.target), f"op{op.id}")
+        f = self.constant(_callable(op.target), f"op{op.id}")
         returned = self.returned(op)
         self.assign(op, targets[:returned], f"{f}({arguments})")
         for t, target in zip(op.outputs[returned:], targets[returned:]):
@@ -303,8 +303,7 @@ class _Writer:
             raise Unsupported(f"{self.tape.op_name(op.id)}: a recompute of an in-place op whose result is still there")
         result = next(t for t in op.outputs if t is not None and self.tape.tensors[t].storage == out)
         written = self.written_tensor(op, source, result)
-        twin = resolve(_inplace_target(op.target))
-        f = self.constant(twin, f"op{op.id}")
+        f = self.constant(resolve(op.target if op.is_eager_inplace else _inplace_target(op.target)), f"op{op.id}")
         targets = ["_" if t == result else self.target(t, op) for t in op.outputs]
         targets = targets[: len(resolve(op.target)._schema.returns)]
         if instruction.reuse is not None:
@@ -379,16 +378,34 @@ def _returns_fresh(op: Op) -> bool:
     return len(resolve(op.target)._schema.returns) == len(op.outputs)
 
 
+# Kernels that look at the grad mode: eager runs them with it on, below autograd.
+_READS_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
+
+
+def _callable(target: str) -> Callable:
+    f = resolve(target)
+    if target not in _READS_GRAD_MODE:
+        return f
+
+    def with_grad_mode(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            return f(*args, **kwargs)
+
+    return with_grad_mode
+
+
 def _inplace_target(target: str) -> str:
     namespace, name, overload = target.split(".")
-    return target if name.endswith("_") else f"{namespace}.{name}_.{overload}"
+    return f"{namespace}.{name}_.{overload}"
 
 
 def _functional_twin(tape: Tape, op: Op, written: int, result: int) -> Callable | None:
     """The out-of-place operator of the same name, where it surely gives the same layout: equal dtypes and shapes, dense, whole storage."""
     want = tape.tensors[result]
-    if not op.target.split(".")[1].endswith("_"):
+    if not op.is_eager_inplace:
         return resolve(op.target)
+    if not op.target.split(".")[1].endswith("_"):
+        return None
     is_whole = tape.storages[want.storage].nbytes == _nbytes(want)
     alike = all((tape.tensors[t].dtype, tape.tensors[t].shape, tape.tensors[t].strides) == (want.dtype, want.shape, want.strides) for t in op.inputs)
     if not (is_whole and alike) or op.is_random or len(op.outputs) > 1:
