@@ -155,7 +155,7 @@ X = torch.ones(2, 3)
 REFUSED = {
     "value read in Python": (lambda: Net(lambda self, x: self.a(x) * x.sum().item(), a=nn.Linear(3, 3)), "_local_scalar_dense", "", "depends on data"),
     "branch on a value": (lambda: Net(lambda self, x: self.a(x) if x.mean() > 0 else x, a=nn.Linear(3, 3)), "_local_scalar_dense", "", "depends on data"),
-    "shape from data": (lambda: Net(lambda self, x: self.a(x)[x[:, 0] > 0], a=nn.Linear(3, 3)), "nonzero", "", "depends on data"),
+    "shape from data": (lambda: Net(lambda self, x: self.a(x)[x[:, 0] > 0], a=nn.Linear(3, 3)), "aten.index.Tensor", "", "depends on data"),
     "BatchNorm without momentum": (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=None)), "_local_scalar_dense", "1", "depends on data"),
     "counter in a module": (lambda: nn.Sequential(_Counter(3, 3)), "", "0", "attribute 'calls'"),
     "activation kept in a module": (lambda: nn.Sequential(_Keeper(3, 3)), "", "0", "attribute 'last'"),

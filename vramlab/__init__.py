@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 # Names that need torch or pandas are imported on first use: `vramlab --help` answers at once.
 _LAZY = {
     "train_step": "vramlab.step",
-    "results": "vramlab.results",
+    "results": "vramlab.runs",
     "PlanInfeasible": "vramlab.errors",
     "CaptureError": "vramlab.errors",
     "ScheduleError": "vramlab.errors",

@@ -1,8 +1,8 @@
 """The truth gate: does a tested step compute what plain eager PyTorch computes, bit for bit?
 
-Both sides take three optimizer steps from the same seed in deterministic mode; after each the loss, every gradient with its strides, the
-whole state_dict, the buffers outside it, the optimizer's state and the generators are compared. There is no tolerance: a NaN equals a NaN of
-the same bits, 0.0 does not equal -0.0, a missing gradient does not equal zeros.
+Both sides take three optimizer steps from the same seed in deterministic mode; after each the loss, every gradient with its strides,
+the whole state_dict, the buffers outside it, the optimizer's state and the generators are compared. There is no tolerance: a NaN
+equals a NaN of the same bits, 0.0 does not equal -0.0, a missing gradient does not equal zeros.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -51,8 +51,7 @@ class GateResult:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict."""
-        differing = [{"name": d.name, "what": d.what, "max_abs_distance": d.max_abs_distance} for d in self.differing]
-        return {"truth": str(self.truth), "steps": self.steps, "first_step_that_differs": self.first_step_that_differs, "differing": differing}
+        return asdict(self) | {"truth": str(self.truth), "differing": [asdict(d) for d in self.differing]}
 
 
 def run_gate(reference: Callable[[], Side], tested: Callable[[], Side], *, steps: int = GATE_STEPS, seed: int = 0) -> GateResult:

@@ -19,11 +19,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import cycle
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any
 
-from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, Unsupported, VramlabError
+from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, Unsupported
 from vramlab.record import Outcome
 
 _CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
@@ -77,23 +78,12 @@ class Alternation:
     failure: CallResult | None = None
 
 
-class _WorkerLost(VramlabError):
-    """A worker died or ran out of time."""
-
-    def __init__(self, result: CallResult) -> None:
-        self.result = result
-        super().__init__(result.message)
-
-
 # --- the parent's side ---------------------------------------------------------------------------------------------------
 def run_isolated(call: Call, *, timeout_seconds: float | None = None, settings: Settings = Settings()) -> CallResult:
     """Run `call` in a fresh process and wait for it. Never raises on account of what happens inside."""
     started = time.monotonic()
     with _worker(settings) as worker:
-        try:
-            result = worker.ask(call, timeout_seconds)
-        except _WorkerLost as lost:
-            result = lost.result
+        result = worker.ask(call, timeout_seconds)
     return replace(result, seconds=time.monotonic() - started)
 
 
@@ -106,20 +96,19 @@ def alternate(first: Call, second: Call, *, warmup: int = 3, steps: int = 20, ti
     `timeout_seconds` bounds the building and each step. Between turns both rest `settle_seconds`: OpenMP threads spin for milliseconds
     after their last parallel region and would run into the other's turn.
     """
-    sides, seconds = ("first", "second"), ([], [])
+    seconds: dict[str, list[float]] = {"first": [], "second": []}
+    requests = [_Build(first), _Build(second), *[_Step()] * (2 * (warmup + steps))]
+    lost = {}
     with _worker(settings) as one, _worker(settings) as other:
-        side = 0
-        try:
-            for side, (worker, call) in enumerate(zip((one, other), (first, second))):
-                _require(worker.ask(_Build(call), timeout_seconds))
-            for turn in range(2 * (warmup + steps)):
-                side = turn % 2
-                time.sleep(settle_seconds)
-                seconds[side].append(_require((one, other)[side].ask(_Step(), timeout_seconds)))
-        except _WorkerLost as lost:
-            return Alternation(first_seconds=tuple(seconds[0][warmup:]), second_seconds=tuple(seconds[1][warmup:]),
-                               failed=sides[side], failure=lost.result)
-    return Alternation(first_seconds=tuple(seconds[0][warmup:]), second_seconds=tuple(seconds[1][warmup:]))
+        for request, (name, worker) in zip(requests, cycle({"first": one, "second": other}.items())):
+            answer = worker.ask(request, timeout_seconds)
+            if answer.outcome is not Outcome.OK:
+                lost = {"failed": name, "failure": answer}
+                break
+            if isinstance(request, _Step):
+                seconds[name].append(answer.value)
+            time.sleep(settle_seconds)
+    return Alternation(first_seconds=tuple(seconds["first"][warmup:]), second_seconds=tuple(seconds["second"][warmup:]), **lost)
 
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:
@@ -133,12 +122,6 @@ def outcome_of(error: BaseException) -> tuple[Outcome, str]:
         if isinstance(error, kind):
             return outcome, reason
     return Outcome.CRASHED, type(error).__name__
-
-
-def _require(result: CallResult) -> Any:
-    if result.outcome is not Outcome.OK:
-        raise _WorkerLost(result)
-    return result.value
 
 
 @contextlib.contextmanager
@@ -166,15 +149,15 @@ class _Worker:
             self._pipe.send((sys.path, settings.memory_limit_bytes))
 
     def ask(self, request: Any, timeout_seconds: float | None) -> CallResult:
-        """Send a request, wait for its result. Raises _WorkerLost when none comes."""
+        """Send a request, wait for its result. A worker that dies or is late is a result too."""
         try:
             self._pipe.send(request)
-            if not self._pipe.poll(timeout_seconds):
-                self._kill()
-                raise _WorkerLost(CallResult(outcome=Outcome.TIMEOUT, reason="timeout", message=f"no answer within {timeout_seconds:g} s"))
-            return self._pipe.recv()
+            if self._pipe.poll(timeout_seconds):
+                return self._pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise _WorkerLost(self._autopsy()) from None
+            return self._autopsy()
+        self._kill()
+        return CallResult(outcome=Outcome.TIMEOUT, reason="timeout", message=f"no answer within {timeout_seconds:g} s")
 
     def end(self) -> None:
         """Close the pipe, on which the child goes by itself; kill its group if it does not."""
@@ -189,13 +172,14 @@ class _Worker:
         self._process.wait()
 
     def _autopsy(self) -> CallResult:
-        returncode = self._process.wait()
-        if returncode >= 0:
-            return CallResult(outcome=Outcome.CRASHED, reason="exit", returncode=returncode, message=f"the process ended with exit code {returncode}")
-        name = signal.Signals(-returncode).name
-        if returncode == -signal.SIGKILL and _oom_kills() > self._oom_kills:
-            return CallResult(outcome=Outcome.OOM, reason="host_memory", returncode=returncode, message="the kernel killed the process for memory")
-        return CallResult(outcome=Outcome.CRASHED, reason=name, returncode=returncode, message=f"the process died of {name}")
+        """What the death of the process says."""
+        code = self._process.wait()
+        if code >= 0:
+            return CallResult(outcome=Outcome.CRASHED, reason="exit", returncode=code, message=f"the process ended with exit code {code}")
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return CallResult(outcome=Outcome.OOM, reason="host_memory", returncode=code, message="the kernel killed it for memory")
+        name = signal.Signals(-code).name
+        return CallResult(outcome=Outcome.CRASHED, reason=name, returncode=code, message=f"the process died of {name}")
 
 
 def _child_environment(settings: Settings) -> dict[str, str]:

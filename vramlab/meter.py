@@ -157,7 +157,8 @@ def _measure_cpu_steps(build: Build, steps: int) -> StepPeaks:
         live_bytes = storage_bytes(live())
     _refuse_disagreement(meter.reading, live_bytes)
     peaks = tuple(meter.span_bytes(f"step {index}")[1] for index in range(steps))
-    return StepPeaks(meter="cpu_allocator", peak_bytes=peaks[-1], cold_peak_bytes=peaks[0], persistent_bytes=live_bytes, step_peak_bytes=peaks)
+    return StepPeaks(meter="cpu_allocator", peak_bytes=peaks[-1], cold_peak_bytes=peaks[0], persistent_bytes=live_bytes,
+                     step_peak_bytes=peaks)
 
 
 def _refuse_disagreement(reading: MeterReading, live_bytes: int) -> None:
@@ -165,8 +166,8 @@ def _refuse_disagreement(reading: MeterReading, live_bytes: int) -> None:
         raise MeterError(f"the allocator's total fell to {reading.lowest_bytes:,} bytes: a block older than the meter was freed")
     if reading.final_bytes != live_bytes:
         raise MeterError(
-            f"the allocator's total is {reading.final_bytes:,} bytes and the live storages are {live_bytes:,}: something was allocated before the "
-            f"meter started, by another thread or outside torch (a tensor from numpy), or a live tensor was not named"
+            f"the allocator's total is {reading.final_bytes:,} bytes and the live storages are {live_bytes:,}: something was allocated "
+            f"before the meter started, by another thread or outside torch (a tensor from numpy), or a live tensor was not named"
         )
 
 

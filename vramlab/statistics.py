@@ -1,7 +1,7 @@
 """Statistics of paired step times: median, bootstrap interval, drift. No torch.
 
-A ratio is measured step over baseline step, round by round, because rounds that follow each other share the machine's mood. Its median comes
-with the 95 % bootstrap interval; the same baseline against itself gives the drift, below which no difference can be told.
+A ratio is measured step over baseline step, round by round, because steps that follow each other share the machine's mood. Its median
+comes with the 95 % bootstrap interval; the same baseline against itself gives the drift, below which no difference can be told.
 """
 
 from __future__ import annotations
