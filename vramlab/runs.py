@@ -1,0 +1,125 @@
+"""Runs on disk: results/<workflow>/<run>/{run.json, cells/<cell_id>/{spec.json, record.json, stdout.log, ...}, report.html}."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Iterator, Mapping
+
+from vramlab.errors import WorkflowError
+from vramlab.record import Outcome, RunRecord, write_atomically
+from vramlab.yaml_nodes import nearest, one_of
+
+SCHEMA_VERSION = 1
+RESULTS = Path("results")
+# Ends that say nothing about the method: the same command runs these cells again.
+UNFINISHED = frozenset({Outcome.CRASHED, Outcome.INTERRUPTED, Outcome.TIMEOUT})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder."""
+
+    folder: Path
+
+    @cached_property
+    def plan(self) -> Mapping[str, Any]:
+        """run.json: workflow, overrides, claims, cells, left_out, environment, started. WorkflowError when it cannot be read."""
+        path = self.folder / "run.json"
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise WorkflowError(f"{path} cannot be read: {error}") from None
+        if body.get("schema_version") != SCHEMA_VERSION:
+            raise WorkflowError(f"{path} has schema {body.get('schema_version')!r}; this vramlab reads {SCHEMA_VERSION}")
+        return body
+
+    @property
+    def name(self) -> str:
+        """`<workflow>/<run>`, as `list runs` prints it."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    def cell_folder(self, cell_id: str) -> Path:
+        """Where a cell's files are."""
+        return self.folder / "cells" / cell_id
+
+    def record(self, cell_id: str) -> RunRecord | None:
+        """A cell's record; None when there is none or it is not whole."""
+        return read_record(self.cell_folder(cell_id), cell_id)
+
+    def records(self) -> dict[str, RunRecord]:
+        """Records of the planned cells that have one, in the plan's order."""
+        found = {cell["cell_id"]: self.record(cell["cell_id"]) for cell in self.plan["cells"]}
+        return {cell_id: record for cell_id, record in found.items() if record is not None}
+
+    def write_plan(self, body: Mapping[str, Any]) -> None:
+        """Write run.json whole or not at all; the first start's date stays."""
+        started = now()
+        if (self.folder / "run.json").is_file():
+            try:
+                started = Run(self.folder).plan["started"]
+            except (WorkflowError, KeyError):
+                pass  # cut short or of another schema: this start counts as the first
+        text = json.dumps({"schema_version": SCHEMA_VERSION, "started": started, **body}, indent=1, sort_keys=True, allow_nan=False)
+        write_atomically(self.folder / "run.json", text + "\n")
+
+
+def read_record(cell_folder: Path, cell_id: str) -> RunRecord | None:
+    """The record in a cell's folder; None when there is none, it is not whole, or it is another cell's."""
+    try:
+        record = RunRecord.load(cell_folder / "record.json")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return record if record.cell_id == cell_id else None
+
+
+def is_done(record: RunRecord | None) -> bool:
+    """True when the same command keeps this record."""
+    return record is not None and record.outcome not in UNFINISHED
+
+
+def now() -> str:
+    """UTC, RFC 3339, whole seconds."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def find_runs(results: Path = RESULTS) -> list[Run]:
+    """Every run below a results folder, the last started last."""
+    runs = [Run(path.parent) for path in results.glob("*/*/run.json")]
+    return sorted((run for run in runs if _is_readable(run)), key=lambda run: (run.plan["started"], run.name))
+
+
+def _is_readable(run: Run) -> bool:
+    try:
+        return bool(run.plan)
+    except WorkflowError:
+        return False
+
+
+def resolve_run(text: str, results: Path = RESULTS) -> Run:
+    """A run by its folder, `<workflow>/<run>`, a unique start of its id, or a workflow's name (its last run)."""
+    if (Path(text) / "run.json").is_file():
+        return Run(Path(text))
+    runs = find_runs(results)
+    hits = [run for run in runs if run.name == text or run.folder.name.startswith(text)]
+    if not hits:
+        hits = [run for run in runs if run.folder.parent.name == text][-1:]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        raise WorkflowError(f"{text!r} is the start of several runs: {one_of(run.name for run in hits)}; write more of it")
+    known = [run.name for run in runs]
+    workflows = {run.folder.parent.name for run in runs}
+    raise WorkflowError(f"there is no run {text!r} in {results}/; there are {one_of(known) or 'none'}{nearest(text, [*known, *workflows])}")
+
+
+def seconds_of_cells(results: Path) -> Iterator[tuple[str, float]]:
+    """(cell_id, seconds) of every cell that was ever run below a results folder: what the same cell will take."""
+    for run in find_runs(results):
+        for cell_id, record in run.records().items():
+            seconds = record.provenance.get("seconds")
+            if isinstance(seconds, int | float):
+                yield cell_id, float(seconds)

@@ -1,0 +1,410 @@
+"""From one YAML file to resolved cells.
+
+    file -> places (yaml_nodes) -> schema (pydantic) -> names and options (collections) -> Workflow
+    Workflow + Host -> when: blocks, experiments and overrides laid on each other -> Plan of Cells
+
+What is laid on what, the later winning: the file, the file's `when`, the experiment, the experiment's `when`, overrides
+`key=value` from the command line. Mappings merge key by key; lists and everything else are replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Iterable, Iterator, Mapping, Sequence
+
+from vramlab import __version__
+from vramlab.collection import Library, Method, Model, UnknownName, option_problems, resolve_options
+from vramlab.errors import WorkflowError
+from vramlab.record import Outcome, hash_config
+from vramlab.schema import shown, validate
+from vramlab.workflow_layers import (
+    Merged, Override, file_for, merge_experiments, own_experiments, parse_overrides, set_in_file, when_block, without,
+)
+from vramlab.workflow_schema import (
+    OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training, WorkflowFile,
+)
+from vramlab.yaml_nodes import InvalidFile, Mark, Node, Problem, key_place, nearest, node_from, one_of, plain, raise_problems, read_yaml
+
+# What a cell may come to without the run having failed. An OOM is one only where it is searched for.
+EXPECTED_OUTCOMES = (Outcome.OK, Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED)
+_LEARNING_RATE = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001, "none": 0.0}
+_MOMENTUM = {"sgd": 0.9}
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """A checked workflow file with its overrides; not yet bound to a machine."""
+
+    path: str  # as given
+    sha256: str  # of the file's bytes
+    root: Node
+    overrides: tuple[Override, ...]
+    library: Library
+
+    @property
+    def name(self) -> str:
+        """Names the folder of its runs."""
+        return self.root.value["name"].value
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """As written; `experiment` filled in where there is only one."""
+        only = own_experiments(self.root)[0].value["name"].value
+        return tuple(Claim(**{"experiment": only, **plain(node)}) for node in _children(self.root, "claims"))
+
+
+def load_workflow(name: str, library: Library, overrides: Iterable[str] = ()) -> Workflow:
+    """Read and check a workflow by path or by name, for both platforms. WorkflowError lists all problems, one a line."""
+    path, shown_path = _locate(name, library)
+    parsed = parse_overrides(overrides)
+    root = read_yaml(path, shown_path)
+    if not isinstance(root.value, dict):
+        raise InvalidFile([Problem(root.mark, "a workflow is a mapping of keys to values")])
+    problems = list(_check_overrides(root, parsed))
+    raise_problems(problems)
+    for override in parsed:
+        if override.steps[0] in OF_THE_FILE - {"experiments"}:
+            root = set_in_file(root, override)
+    return check_workflow(root, shown_path, hashlib.sha256(path.read_bytes()).hexdigest(), library, parsed)
+
+
+def check_workflow(root: Node, path: str, sha256: str, library: Library, overrides: Sequence[Override] = ()) -> Workflow:
+    """The same for a tree that may stem from no file."""
+    of_experiments = [override for override in overrides if override.steps[0] in OF_EXPERIMENTS | {"experiments"}]
+    _, problems = validate(WorkflowFile, root)
+    is_clean = not problems
+    for platform in PLATFORMS:
+        merged, lost = merge_experiments(root, platform, of_experiments)
+        problems += lost
+        for experiment in merged:
+            if is_clean:
+                problems += validate(CompleteExperiment, experiment.node)[1]
+            problems += _check_experiment(experiment, library)
+    problems += [*_check_names(root), *_check_nulls(root)]
+    raise_problems(problems)
+    return Workflow(path, sha256, root, tuple(overrides), library)
+
+
+def _locate(name: str, library: Library) -> tuple[Path, str]:
+    """The file, and the path to show. A path that exists wins over a name."""
+    path = Path(name)
+    if path.is_file():
+        return path, name
+    if "/" in name:
+        raise WorkflowError(f"there is no file {name}{nearest(path.stem, library.workflow_paths)}")
+    found = library.workflow(name)
+    here = Path.cwd().resolve()
+    return found, str(found.relative_to(here)) if found.is_relative_to(here) else str(found)
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def _check_experiment(merged: Merged, library: Library) -> Iterator[Problem]:
+    """What the schema cannot know: names, options, and keys that do not go together. Tolerates wrong types: those are told already."""
+    model = yield from _check_model(merged.node.get("model"), library)
+    for entry in _children(merged.node, "methods"):
+        yield from _check_method(entry, merged, library)
+    yield from _check_kind(merged)
+    yield from _check_training(merged.node.get("training"))
+    yield from _check_search(merged.node.get("search"))
+    data = merged.node.get("data")
+    if model and model.card.input.kind == "tokens" and data is not None and data.value != "synthetic":
+        yield Problem(data.mark, f"data: {shown(plain(data))} does not go with {model.name}, which reads tokens; allowed: synthetic")
+
+
+def _children(node: Node, key: str) -> list[Node]:
+    child = node.get(key)
+    return child.items() if child is not None else []
+
+
+def _check_model(node: Node | None, library: Library) -> Any:
+    name = node.get("name") or node if node is not None else None
+    if name is None or not isinstance(name.value, str):
+        return None
+    try:
+        model = library.model(name.value)
+    except UnknownName as error:
+        yield Problem(name.mark, str(error))
+        return None
+    except InvalidFile as error:
+        yield from error.problems
+        return None
+    options = without(node, "name") if isinstance(node.value, dict) else None
+    yield from option_problems(model.card.options, options, f"model {model.name!r}")
+    return model
+
+
+def _check_method(entry: Node, merged: Merged, library: Library) -> Iterator[Problem]:
+    name = entry.get("name") or entry
+    if not isinstance(name.value, str):
+        return
+    try:
+        method = library.method(name.value)
+    except UnknownName as error:
+        yield Problem(name.mark, str(error))
+        return
+    except InvalidFile as error:
+        yield from error.problems
+        return
+    yield from option_problems(method.card.options, entry.get("options"), f"method {method.name!r}")
+    own_budgets = entry.get("budgets")
+    if own_budgets is not None and not method.card.takes_budget:
+        yield Problem(key_place(own_budgets), f"method {method.name!r} takes no budget; its plan does not depend on one")
+    budgets = own_budgets or merged.node.get("budgets")
+    if method.card.takes_budget and budgets is None and merged.kind != "max_batch":
+        yield Problem(name.mark, f"method {method.name!r} plans for a budget and none is given; write for example budgets: [60%]")
+    for budget in budgets.items() if budgets is not None and merged.kind == "max_batch" else []:
+        if str(budget.value).strip().endswith("%"):
+            yield Problem(budget.mark, f"budgets: {shown(budget.value)} is not allowed where the batch is searched, in experiment "
+                                       f"{merged.name!r}; give it budgets of its own, a size or auto")
+
+
+def _check_kind(merged: Merged) -> Iterator[Problem]:
+    if merged.kind in ("step", "train") and merged.node.get("batch_sizes") is None:
+        yield Problem(merged.node.mark, "key 'batch_sizes' is missing")
+    own_batches = merged.own.get("batch_sizes")
+    if merged.kind == "max_batch" and own_batches is not None:
+        yield Problem(key_place(own_batches), "max_batch searches the batch size; write search: {low: ..., high: ...}")
+    for target in _children(merged.node, "targets") if merged.kind == "train" else []:
+        if str(target.value).startswith("sim:"):
+            yield Problem(target.mark, f"targets: {shown(target.value)} is not allowed for kind train; a simulated device trains nothing")
+
+
+def _check_training(node: Node | None) -> Iterator[Problem]:
+    values = plain(node) if node is not None else None
+    if not isinstance(values, dict):
+        return
+    optimizer = values.get("optimizer", "sgd")
+    for key in ("momentum", "lr", "weight_decay"):
+        if values.get(key) and (optimizer == "none" or key == "momentum" and optimizer in ("adam", "adamw")):
+            yield Problem(key_place(node.value[key]), f"{key} does not go with optimizer {optimizer!r}")
+
+
+def _check_search(node: Node | None) -> Iterator[Problem]:
+    bounds = {"low": Search().low, "high": Search().high, **(plain(node) if node and isinstance(node.value, dict) else {})}
+    if isinstance(bounds["low"], int) and isinstance(bounds["high"], int) and bounds["low"] > bounds["high"]:
+        yield Problem(node.mark, f"search: low {bounds['low']} is above high {bounds['high']}")
+
+
+def _check_nulls(root: Node) -> Iterator[Problem]:
+    """A key without a value is an accident: most often the lines below it are not indented."""
+    blocks = [root, *own_experiments(root)]
+    blocks += [block for platform in PLATFORMS for node in list(blocks) if (block := when_block(node, platform)) is not None]
+    for block in blocks:
+        for key, node in block.value.items() if isinstance(block.value, dict) else []:
+            if node.value is None:
+                yield Problem(key_place(node), f"{key}: there is no value (are the lines that belong to it indented?)")
+
+
+def _check_names(root: Node) -> Iterator[Problem]:
+    """Experiments differ in name, and claims name one of them."""
+    seen: dict[str, Node] = {}
+    for own in own_experiments(root):
+        name = own.get("name")
+        if name is None or not isinstance(name.value, str):
+            continue
+        if name.value in seen:
+            yield Problem(name.mark, f"experiment {name.value!r} stands here a second time; first at line {seen[name.value].mark.line}")
+        seen.setdefault(name.value, name)
+    for claim in _children(root, "claims"):
+        experiment = claim.get("experiment")
+        if experiment is not None and isinstance(experiment.value, str) and experiment.value not in seen:
+            yield Problem(experiment.mark, f"there is no experiment {shown(experiment.value)}; there are {one_of(seen)}"
+                                           f"{nearest(experiment.value, seen)}")
+        if experiment is None and len(seen) > 1 and isinstance(claim.value, dict):
+            yield Problem(claim.mark, f"key 'experiment' is missing; there are {one_of(seen)}")
+
+
+def _check_overrides(root: Node, overrides: Sequence[Override]) -> Iterator[Problem]:
+    known = sorted(OF_EXPERIMENTS | OF_THE_FILE)
+    names = [str(plain(own.get("name"))) for own in own_experiments(root) if own.get("name")]
+    for override in overrides:
+        first, rest = override.steps[0], override.steps[1:]
+        if override.value.value is None and len(rest) == (2 if first == "experiments" else 0):
+            yield Problem(override.value.mark, "there is no value")
+        if first not in known:
+            yield Problem(override.mark, f"unknown key {first!r}; allowed: {one_of(known)}{nearest(first, known)}")
+        if first == "experiments" and (len(rest) < 2 or rest[0] not in names):
+            yield Problem(override.mark, f"write experiments.NAME.key=value; NAME is one of {one_of(names)}"
+                                         f"{nearest(rest[0], names) if rest else ''}")
+
+
+# ------------------------------------------------------------------------------------------------ the plan
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine as far as a plan depends on it."""
+
+    auto: str = "cpu"  # what the target `auto` stands for: cpu, cuda:N or sim:NAME
+    cuda_devices: int = 0
+
+    @property
+    def platform(self) -> str:
+        """Which `when` block holds: a simulated device is a GPU."""
+        return "cpu" if self.auto == "cpu" else "cuda"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One resolved cell: what vramlab.cell runs in a process of its own."""
+
+    cell_id: str
+    config: Mapping[str, Any]
+    label: str  # how the workflow calls the method
+
+    @property
+    def title(self) -> str:
+        """`resnet50 b16 delta 60% on cpu`: how messages name it."""
+        config = self.config
+        batch = f" b{config['batch_size']}" if config["batch_size"] is not None else " largest batch"
+        budget = f" {config['budget']}" if config["budget"] is not None else ""
+        return f"{config['model']}{batch} {self.label}{budget} on {config['target']}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An experiment's target that cannot run on this machine."""
+
+    experiment: str
+    target: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A workflow bound to a machine."""
+
+    workflow: Workflow
+    host: Host
+    title: str
+    description: str
+    label: str | None
+    expected: Expected
+    cells: tuple[Cell, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @cached_property
+    def run_id(self) -> str:
+        """The same cells of the same workflow are the same run."""
+        return hash_config({"workflow": self.workflow.name, "cells": sorted(cell.cell_id for cell in self.cells)})[:10]
+
+    def untestable_claims(self) -> list[tuple[Claim, str]]:
+        """Claims whose experiment has no cell here, each with the reason."""
+        covered = {cell.config["experiment"] for cell in self.cells}
+        reasons = {out.experiment: out.reason for out in self.left_out}
+        return [(claim, reasons.get(claim.experiment, "nothing of it can run here"))
+                for claim in self.workflow.claims if claim.experiment not in covered]
+
+    def is_expected(self, kind: str, outcome: Outcome) -> bool:
+        """Whether a cell may come to this without the run having failed."""
+        if self.expected.outcomes is not None:
+            return str(outcome) in self.expected.outcomes
+        return outcome in EXPECTED_OUTCOMES or (kind == "max_batch" and outcome is Outcome.OOM)
+
+
+def expand(workflow: Workflow, host: Host) -> Plan:
+    """Every experiment's model x target x batch x method x budget as resolved cells; eager first in each batch."""
+    file = file_for(workflow.root, host.platform)
+    overrides = [override for override in workflow.overrides if override.steps[0] in OF_EXPERIMENTS | {"experiments"}]
+    merged, _ = merge_experiments(workflow.root, host.platform, overrides)
+    cells: dict[str, Cell] = {}
+    left_out: list[LeftOut] = []
+    for experiment in merged:
+        complete, problems = validate(CompleteExperiment, experiment.node)
+        raise_problems(problems)
+        for target in _targets(complete, host):
+            reason = _why_not(complete, target, host)
+            if reason:
+                left_out.append(LeftOut(complete.name, target, reason))
+            else:
+                cells |= {cell.cell_id: cell for cell in _cells(complete, target, workflow.library)}
+    label, expected = (file.get(key) for key in ("label", "expected"))
+    return Plan(
+        workflow, host, title=plain(file.value["title"]), description=plain(file.value["description"]) if file.get("description") else "",
+        label=plain(label) if label else None, expected=Expected(**(plain(expected) or {})) if expected else Expected(),
+        cells=tuple(cells.values()), left_out=tuple(left_out),
+    )
+
+
+def _targets(experiment: CompleteExperiment, host: Host) -> list[str]:
+    named = experiment.targets or ["auto"]
+    return list(dict.fromkeys(host.auto if target == "auto" else target for target in named))
+
+
+def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | None:
+    """Why this machine cannot run an experiment's target; None when it can."""
+    if experiment.skip:
+        return experiment.skip
+    if target.startswith("sim:") and experiment.kind == "train":
+        return "a simulated device trains nothing"
+    if target.startswith("cuda:") and int(target[5:]) >= host.cuda_devices:
+        return "this machine has no NVIDIA GPU" if not host.cuda_devices else f"this machine has {host.cuda_devices} NVIDIA GPU(s)"
+    folder = (experiment.data or "").partition("imagefolder:")[2]
+    if folder and not Path(folder).is_dir():
+        return f"there is no directory {folder}"
+    return None
+
+
+def _cells(experiment: CompleteExperiment, target: str, library: Library) -> Iterator[Cell]:
+    model = library.model(experiment.model.name)
+    batches = [None] if experiment.kind == "max_batch" else experiment.batch_sizes
+    entries = [(entry, library.method(entry.name)) for entry in experiment.methods]
+    entries.sort(key=lambda pair: pair[1].name != "eager")  # eager's peak is what others' percentages are taken of
+    for batch_size in batches:
+        for entry, method in entries:
+            for budget in _budgets(experiment, entry, method):
+                config = _config(experiment, model, batch_size, entry, method, budget, target)
+                yield Cell(hash_config(config), config, entry.label or method.name)
+
+
+def _budgets(experiment: CompleteExperiment, entry: MethodEntry, method: Method) -> list[str | None]:
+    if not method.card.takes_budget:
+        return [None]
+    return entry.budgets or experiment.budgets or ["auto"]
+
+
+def _config(experiment: CompleteExperiment, model: Model, batch_size: int | None, entry: MethodEntry, method: Method,
+            budget: str | None, target: str) -> dict[str, Any]:
+    config = {
+        "experiment": experiment.name,
+        "kind": experiment.kind,
+        "model": model.name,
+        "model_options": resolve_options(model.card.options, experiment.model.model_extra, f"model {model.name!r}"),
+        "batch_size": batch_size,
+        "training": _training(experiment),
+        "data": experiment.data or "synthetic",
+        "method": method.name,
+        "options": resolve_options(method.card.options, entry.options, f"method {method.name!r}"),
+        "budget": budget,
+        "target": target,
+        "measure": (experiment.measure or Measure()).model_dump(),
+        "sources": {"method": method.sha256, "model": model.sha256, "harness": __version__},
+    }
+    if experiment.kind == "max_batch":
+        config["search"] = (experiment.search or Search()).model_dump()
+    return config
+
+
+def _training(experiment: CompleteExperiment) -> dict[str, Any]:
+    """All values filled in. Steps belong to kind train: elsewhere they are 0, so that they do not rename a cell."""
+    values = (experiment.training or Training()).model_dump()
+    optimizer = values["optimizer"]
+    values["lr"] = _LEARNING_RATE[optimizer] if values["lr"] is None else values["lr"]
+    values["momentum"] = _MOMENTUM.get(optimizer, 0.0) if values["momentum"] is None else values["momentum"]
+    return values if experiment.kind == "train" else values | {"steps": 0, "eval_every": 0}
+
+
+def single_cell(library: Library, settings: Mapping[str, Any], overrides: Iterable[str], host: Host) -> Plan:
+    """The plan of a workflow that is written nowhere: `settings` are the file's keys. For `plan step`."""
+    mark = Mark("arguments", 1, 1)
+    body = {"schema": 1, "name": "plan", "title": "plan step", **settings}
+    parsed = parse_overrides(overrides)
+    root = node_from(body, mark)
+    raise_problems(_check_overrides(root, parsed))
+    digest = hashlib.sha256(repr(sorted(body.items())).encode()).hexdigest()
+    return expand(check_workflow(root, "arguments", digest, library, parsed), host)

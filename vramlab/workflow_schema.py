@@ -1,0 +1,211 @@
+"""The keys of a workflow file, as pydantic models. Unknown keys are errors and nothing is coerced."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+
+from vramlab.device import profile_names
+from vramlab.planner import parse_bytes, parse_percent
+from vramlab.record import Outcome
+from vramlab.schema import Strict
+from vramlab.yaml_nodes import nearest, one_of
+
+PLATFORMS = ("cpu", "cuda")
+KINDS = ("step", "train", "max_batch")
+CLAIM_RULES = ("memory_saved_percent", "max_batch_ratio", "training_equal", "swap_not_first")
+
+
+def _as_mapping(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _check_budget(value: Any) -> str:
+    wanted = "must be a share of eager's peak such as 60%, a size such as 6GiB, or auto"
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(wanted)
+    if value == "auto":
+        return value
+    try:
+        share = parse_percent(value)
+        if share is None:
+            parse_bytes(value)
+            return str(value)
+    except ValueError:
+        raise ValueError(wanted) from None
+    return f"{share * 100:g}%"
+
+
+def _check_target(value: str) -> str:
+    kind, _, name = value.partition(":")
+    if kind == "sim" and name not in profile_names():
+        raise ValueError(f"there is no device profile {name!r}; there are {one_of(profile_names())}{nearest(name, profile_names())}")
+    if not re.fullmatch(r"auto|cpu|cuda:[0-9]+|sim:.+", value):
+        raise ValueError(f"allowed: auto, cpu, cuda:0, sim:NAME{nearest(value, ('auto', 'cpu', 'cuda:0'))}")
+    return value
+
+
+def _check_data(value: str) -> str:
+    if value not in ("synthetic", "digits") and not re.fullmatch(r"imagefolder:.+", value):
+        raise ValueError(f"allowed: synthetic, digits, imagefolder:PATH{nearest(value, ('synthetic', 'digits'))}")
+    return value
+
+
+def _check_claimed(value: Any) -> Any:
+    numbers = value if isinstance(value, list) and len(value) == 2 else [value]
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise ValueError("must be a number, true, false or a range [low, high]")
+    return value
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$")]
+Count = Annotated[int, Field(ge=1)]
+Budgets = Annotated[list[Annotated[Any, AfterValidator(_check_budget)]], Field(min_length=1)]
+
+
+class ModelEntry(Strict):
+    """`resnet50` or `{name: resnet50, image_size: 64, ...}`; the options are the model card's."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str | None = None
+
+
+class MethodEntry(Strict):
+    """`delta` or `{name: delta, options: {...}, budgets: [...], label: ...}`."""
+
+    name: str
+    options: dict[str, Any] = {}
+    budgets: Budgets | None = None
+    label: str | None = None
+
+
+class Training(Strict):
+    """How the step trains. `lr` and `momentum` default by optimizer."""
+
+    optimizer: Literal["sgd", "adam", "adamw", "none"] = "sgd"
+    lr: Annotated[float, Field(gt=0)] | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    autocast: Literal["bfloat16", "float16"] | None = None
+    channels_last: bool = False
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: Count = 200  # of kind train
+    eval_every: Count = 50  # of kind train
+
+
+class Measure(Strict):
+    """How a cell is measured."""
+
+    warmup: Count = 2
+    steps: Count = 10
+    gate_steps: Count = 3
+    gate_batch_size: Count | None = None
+    time: bool = True
+    peak: bool = True
+    timeout_seconds: Count = 1800
+    plan_timeout_seconds: Count = 600
+
+
+class Search(Strict):
+    """Where the largest batch is looked for."""
+
+    low: Count = 1
+    high: Count = 4096
+
+
+class Expected(Strict):
+    """What a run takes and may end with."""
+
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    disk_bytes: Count | None = None
+    outcomes: list[Literal[tuple(map(str, Outcome))]] | None = None
+
+
+class Claim(Strict):
+    """One claim of a paper, to be judged from an experiment's records by a rule."""
+
+    id: str
+    rule: Literal[CLAIM_RULES]
+    experiment: str | None = None
+    method: str | None = None
+    baseline: str | None = None
+    value: Annotated[Any, AfterValidator(_check_claimed)] = None  # the paper's; absent = as the claim's data says
+    tolerance: Annotated[float, Field(ge=0)] | None = None
+    note: str | None = None
+
+
+class Settings(Strict):
+    """What a file, an experiment and a `when` block may all set."""
+
+    model: Annotated[ModelEntry, BeforeValidator(_as_mapping)] | None = None
+    data: Annotated[str, AfterValidator(_check_data)] | None = None
+    training: Training | None = None
+    batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
+    methods: Annotated[list[Annotated[MethodEntry, BeforeValidator(_as_mapping)]], Field(min_length=1)] | None = None
+    budgets: Budgets | None = None
+    targets: Annotated[list[Annotated[str, AfterValidator(_check_target)]], Field(min_length=1)] | None = None
+    measure: Measure | None = None
+    search: Search | None = None
+
+
+class FileWhen(Settings):
+    """A `when` block of the file."""
+
+    label: str | None = None
+    expected: Expected | None = None
+
+
+class FileWhens(Strict):
+    """`when:` of the file."""
+
+    cpu: FileWhen | None = None
+    cuda: FileWhen | None = None
+
+
+class ExperimentWhen(Settings):
+    """A `when` block of an experiment."""
+
+    skip: str | None = None
+
+
+class ExperimentWhens(Strict):
+    """`when:` of an experiment."""
+
+    cpu: ExperimentWhen | None = None
+    cuda: ExperimentWhen | None = None
+
+
+class Experiment(Settings):
+    """One experiment; `skip` leaves it out and says why."""
+
+    name: Name
+    kind: Literal[KINDS] = "step"
+    skip: str | None = None
+    when: ExperimentWhens | None = None
+
+
+class WorkflowFile(Settings):
+    """The whole file."""
+
+    version: Literal[1] = Field(alias="schema")
+    name: Name
+    title: str
+    description: str = ""
+    label: str | None = None  # "quick": said wherever the run is named
+    experiments: Annotated[list[Experiment], Field(min_length=1)] | None = None
+    claims: list[Claim] = []
+    when: FileWhens | None = None
+    expected: Expected | None = None
+
+
+class CompleteExperiment(Experiment):
+    """An experiment with all that it needs."""
+
+    model: Annotated[ModelEntry, BeforeValidator(_as_mapping)]
+    methods: Annotated[list[Annotated[MethodEntry, BeforeValidator(_as_mapping)]], Field(min_length=1)]
+
+
+OF_EXPERIMENTS = frozenset(Settings.model_fields)
+OF_THE_FILE = frozenset({"schema", *WorkflowFile.model_fields}) - OF_EXPERIMENTS - {"version"}
