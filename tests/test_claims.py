@@ -1,0 +1,203 @@
+"""Verdicts against hand-made records: each rule's four verdicts, and that none is ever *reproduced* without evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured_step, search, simulated_step, training
+
+from vramlab.record import Outcome, Truth, Verdict
+from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
+from vramlab.runs import Cell, Run
+from vramlab.workflow_schema import CLAIM_RULES
+
+CLAIMS_FILE = Path(__file__).parent.parent / "reports" / "claims.yaml"
+KNOWN = load_claims([CLAIMS_FILE])
+
+
+def as_run(records, labels=None) -> Run:
+    cells = tuple(Cell(cell_id=r.cell_id, folder=Path("cells") / r.cell_id, config=r.config, record=r) for r in records)
+    plan = {"environment": ENVIRONMENT, "cells": [{"cell_id": k, "label": v} for k, v in (labels or {}).items()]}
+    return Run(Path("run"), plan, cells)
+
+
+def ask(rule: str, records, claim_id: str, *, labels=None, **request) -> ClaimResult:
+    return judge([{"id": claim_id, "rule": rule, **request}], as_run(records, labels), KNOWN)[0]
+
+
+def verdict(rule: str, records, claim_id: str, **request) -> Verdict:
+    return ask(rule, records, claim_id, **request).finding.verdict
+
+
+def test_the_data_holds_every_claim_with_a_source():
+    assert len(KNOWN) == 205 and all(claim.source and claim.where for claim in KNOWN.values())
+    assert KNOWN["delta-mem-save"].bounds == (40, 70) and KNOWN["delta-mem-save"].in_words == "40 to 70 %"
+    assert KNOWN["delta-convergence"].bounds is None and KNOWN["delta-swap-not-first"].in_words == "no"
+
+
+def test_every_rule_that_a_workflow_may_name_exists():
+    assert set(CLAIM_RULES) <= set(RULES)
+
+
+def test_the_whole_grid():
+    results = judge(CLAIMS, as_run(full_grid()), KNOWN)
+    assert [r.finding.verdict for r in results] == [Verdict.REPRODUCED] * 4
+    assert [r.finding.is_simulated for r in results] == [False, True, False, True]
+    saved, batch, train, swap = results
+    assert saved.finding.obtained == "60.5 %"  # 1 - 395 / 1000
+    assert "simulated beside it: 60.2 %" in saved.finding.explanation  # 1 - 398 / 1000
+    assert saved.hardware == "Test Processor 9000, 2 cores" and batch.hardware == "simulated v100-32gb"
+    assert batch.finding.obtained == "2.04 x" and batch.verdict_in_words == "reproduced, by simulation"
+    assert train.verdict_in_words == "reproduced" and "200 steps" in train.finding.obtained
+    assert swap.finding.obtained == "recomputing is cheaper for 80 % of storages"
+
+
+@pytest.mark.parametrize(("peak_mib", "expected"), [
+    (300, Verdict.REPRODUCED), (600, Verdict.REPRODUCED), (639, Verdict.REPRODUCED),  # 40 % less the tolerance of a tenth: 36 %
+    (641, Verdict.PARTLY), (799, Verdict.PARTLY),  # half of 40 % is 20 %
+    (801, Verdict.NOT_REPRODUCED), (1000, Verdict.NOT_REPRODUCED), (1200, Verdict.NOT_REPRODUCED),
+])
+def test_memory_saved_by_the_smallest_peak(peak_mib, expected):
+    records = [measured_step("eager", 1000), measured_step("delta", 900, budget="90%"), measured_step("delta", peak_mib, budget="50%")]
+    assert verdict("memory_saved_percent", records, "delta-mem-save", tolerance=0.1) is expected
+
+
+@pytest.mark.parametrize("spoiled", [
+    {"truth": Truth.WRONG}, {"truth": Truth.NOT_RUN}, {"truth": Truth.WITHIN_NOISE}, {"truth": Truth.SEMANTICS_CHANGED},
+    {"outcome": Outcome.OOM}, {"outcome": Outcome.CRASHED}, {"measured": {}}, {"measured": {"peak_bytes": None}},
+    {"measured": {"peak_bytes": 400 * MIB, "over_budget_bytes": 1}},
+])
+def test_nothing_is_reproduced_on_a_cell_that_does_not_count(spoiled):
+    records = [measured_step("eager", 1000), replace(measured_step("delta", 400, budget="40%"), **spoiled)]
+    assert verdict("memory_saved_percent", records, "delta-mem-save") is Verdict.NOT_TESTABLE_HERE
+
+
+def test_a_missing_baseline_is_not_replaced_by_another():
+    network_wide = [measured_step("delta", 400, budget="40%"), measured_step("eager", 1000)]
+    assert verdict("memory_saved_percent", network_wide, "delta-mem-save", baseline="network-wide") is Verdict.NOT_TESTABLE_HERE
+    other_step = [measured_step("network-wide", 1300, config={"batch_size": 32}), measured_step("delta", 400, budget="40%")]
+    assert verdict("memory_saved_percent", other_step, "delta-mem-save", baseline="network-wide") is Verdict.NOT_TESTABLE_HERE
+    same_step = [measured_step("network-wide", 1300), measured_step("delta", 400, budget="40%")]
+    assert ask("memory_saved_percent", same_step, "delta-mem-save", baseline="network-wide").finding.obtained == "69.2 %"
+
+
+def test_eagers_peak_that_the_cell_carries_will_do_and_says_when_it_is_simulated():
+    measured = ask("memory_saved_percent", [measured_step("delta", 400, budget="40%")], "delta-mem-save")
+    assert measured.finding.obtained == "60.0 %" and measured.verdict_in_words == "reproduced"
+    simulated = replace(measured_step("delta", 400, budget="40%"), eager_peak_is_simulated=True)
+    assert ask("memory_saved_percent", [simulated], "delta-mem-save").verdict_in_words == "reproduced, by simulation"
+
+
+def test_simulated_cells_are_used_only_where_nothing_was_measured_and_say_so():
+    simulated = [simulated_step("eager", 1000, overhead=0), simulated_step("delta", 400, budget="40%")]
+    assert ask("memory_saved_percent", simulated, "delta-mem-save").verdict_in_words == "reproduced, by simulation"
+    both = [*simulated, measured_step("eager", 1000), measured_step("delta", 950, budget="95%")]
+    assert ask("memory_saved_percent", both, "delta-mem-save").verdict_in_words == "not reproduced"
+
+
+def test_models_that_disagree_give_partly():
+    small = [measured_step("eager", 1000), measured_step("delta", 400, budget="40%")]
+    large = [measured_step(m, p, budget=b, config={"batch_size": 32}) for m, p, b in (("eager", 1000, None), ("delta", 950, "95%"))]
+    result = ask("memory_saved_percent", small + large, "delta-mem-save")
+    assert result.finding.verdict is Verdict.PARTLY and result.finding.obtained == "5.0 to 60.0 %"
+
+
+@pytest.mark.parametrize(("largest", "expected"), [
+    (408, Verdict.REPRODUCED), (368, Verdict.REPRODUCED), (448, Verdict.REPRODUCED),  # 2.04 +- 10 %: 1.836 to 2.244
+    (366, Verdict.PARTLY), (450, Verdict.PARTLY), (304, Verdict.PARTLY), (616, Verdict.PARTLY),  # effects of 0.52 to 2.08
+    (303, Verdict.NOT_REPRODUCED), (617, Verdict.NOT_REPRODUCED), (200, Verdict.NOT_REPRODUCED), (100, Verdict.NOT_REPRODUCED),
+])
+def test_largest_batch(largest, expected):
+    assert verdict("max_batch_ratio", [search("eager", 200), search("delta", largest)], "delta-bs-r50", tolerance=0.1) is expected
+
+
+@pytest.mark.parametrize("records", [
+    [search("delta", 408)], [search("eager", None), search("delta", 408)], [search("eager", 200), search("delta", None)],
+    [search("eager", 200), search("delta", 408, high=408)], [search("eager", 200, high=200), search("delta", 408, high=200)],
+    [search("eager", 200), replace(search("delta", 408), outcome=Outcome.TIMEOUT)],
+    [search("eager", 200), replace(search("delta", 408), search={"largest": 408, "high": 4096, "memory_bytes": 1})],
+])
+def test_largest_batch_needs_two_finished_searches_in_the_same_memory(records):
+    assert verdict("max_batch_ratio", records, "delta-bs-r50") is Verdict.NOT_TESTABLE_HERE
+
+
+def test_more_than_claimed_is_said():
+    assert "more than claimed" in ask("max_batch_ratio", [search("eager", 200), search("delta", 600)], "delta-bs-r50").finding.explanation
+
+
+def test_training_is_judged_from_the_series_and_not_from_the_cells_own_word():
+    lying = training("delta", wrong_at=100)
+    lying = replace(lying, outcome=Outcome.OK, truth=Truth.EXACT, training={**lying.training, "equal_steps": 200, "first_difference": None})
+    result = ask("training_equal", [lying], "delta-convergence", tolerance=0.01)
+    assert result.finding.verdict is Verdict.PARTLY and "step 100 of 200" in result.finding.obtained
+
+
+@pytest.mark.parametrize(("record", "expected"), [
+    (training("delta"), Verdict.REPRODUCED),
+    (training("delta", accuracy=False), Verdict.PARTLY),
+    (training("delta", final_accuracy=0.895), Verdict.PARTLY),  # within 1 % of 0.9
+    (training("delta", final_accuracy=0.88), Verdict.NOT_REPRODUCED),
+    (training("delta", wrong_at=7, accuracy=False), Verdict.NOT_REPRODUCED),
+    (training("delta", steps=120, planned=200), Verdict.NOT_TESTABLE_HERE),
+    (replace(training("delta"), outcome=Outcome.TIMEOUT), Verdict.NOT_TESTABLE_HERE),
+    (replace(training("delta"), training={**training("delta").training, "eager_loss": []}), Verdict.NOT_TESTABLE_HERE),
+    (replace(training("delta"), training={**training("delta").training, "loss": [None] * 200}), Verdict.NOT_TESTABLE_HERE),
+    (replace(training("delta"), training={}), Verdict.NOT_TESTABLE_HERE),
+])
+def test_training(record, expected):
+    assert verdict("training_equal", [record], "delta-convergence", tolerance=0.01) is expected
+
+
+@pytest.mark.parametrize(("block", "expected"), [
+    ({"storages": 100, "recompute_cheaper": 6}, Verdict.REPRODUCED), ({"storages": 100, "recompute_cheaper": 5}, Verdict.PARTLY),
+    ({"storages": 100, "recompute_cheaper": 0}, Verdict.NOT_REPRODUCED),
+    ({"storages": 0, "recompute_cheaper": 0}, Verdict.NOT_TESTABLE_HERE),
+    (None, Verdict.NOT_TESTABLE_HERE),
+])
+def test_swapping_first(block, expected):
+    record = simulated_step("delta", 400, budget="40%")
+    record = replace(record, predicted=record.predicted | ({"swap_vs_recompute": block} if block else {}))
+    assert verdict("swap_not_first", [record], "delta-swap-not-first", tolerance=0.05) is expected
+
+
+def test_overhead_at_the_smallest_peak():
+    records = [measured_step("checkpoint", 900, budget="90%", ratio=1.1), measured_step("checkpoint", 500, budget="50%", ratio=1.28)]
+    result = ask("overhead_percent", records, "sub-time", tolerance=0.1)
+    assert result.finding.verdict is Verdict.REPRODUCED and result.finding.obtained == "28.0 %"
+
+
+def test_a_variant_with_a_label_of_its_own_is_not_the_method():
+    variant = measured_step("delta", 200, budget="20%", config={"options": {"action": "swap-only"}})
+    records = [measured_step("eager", 1000), variant, measured_step("delta", 500, budget="50%")]
+    labels = {variant.cell_id: "delta-swap-only"}
+    assert ask("memory_saved_percent", records, "delta-mem-save", labels=labels).finding.obtained == "50.0 %"
+    assert ask("memory_saved_percent", records, "delta-mem-save", labels=labels, method="delta-swap-only").finding.obtained == "80.0 %"
+
+
+def test_an_ambiguous_or_unknown_claim_is_not_testable():
+    two = [measured_step("a", 400, budget="40%"), measured_step("b", 400, budget="40%"), measured_step("eager", 1000)]
+    assert "which method" in ask("memory_saved_percent", two, "fuj-vgg").finding.explanation
+    assert verdict("memory_saved_percent", two, "no-such-claim") is Verdict.NOT_TESTABLE_HERE
+    assert verdict("memory_saved_percent", two, "delta-convergence", method="a") is Verdict.NOT_TESTABLE_HERE
+    assert verdict("no_such_rule", two, "delta-mem-save", method="a") is Verdict.NOT_TESTABLE_HERE
+    assert verdict("memory_saved_percent", [], "delta-mem-save") is Verdict.NOT_TESTABLE_HERE
+
+
+def test_a_recalled_value_is_never_the_ground_of_reproduced():
+    known = {"x": PaperClaim(id="x", system="delta", metric="m", value=60, unit="percent", confidence="recalled")}
+    run = as_run([measured_step("eager", 1000), measured_step("delta", 400, budget="40%")])
+    result = judge([{"id": "x", "rule": "memory_saved_percent"}], run, known)[0]
+    assert result.finding.verdict is Verdict.PARTLY and "recalled" in result.finding.explanation
+
+
+def test_a_workflow_may_state_the_value_itself():
+    records = [measured_step("eager", 1000), measured_step("delta", 400, budget="40%")]
+    assert verdict("memory_saved_percent", records, "delta-mem-save", value=90.0) is Verdict.PARTLY
+
+
+def test_evidence_names_the_records_that_were_used():
+    eager, delta = measured_step("eager", 1000), measured_step("delta", 400, budget="40%")
+    unused = make_record(config={"method": "delta", "budget": "30%"}, outcome=Outcome.OOM)
+    assert ask("memory_saved_percent", [eager, delta, unused], "delta-mem-save").finding.evidence == (delta, eager)
