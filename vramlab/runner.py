@@ -25,7 +25,7 @@ from vramlab.claiming import HEARTBEAT_SECONDS, Claim, locked, owner_of, try_cla
 from vramlab.environment import cache_dir, probe
 from vramlab.errors import EnvironmentUnable
 from vramlab.record import RunRecord, write_atomically
-from vramlab.runs import Run, is_done, now, read_record
+from vramlab.run_folder import RunFolder, is_done, now, read_record
 from vramlab.workflow import Cell, Plan
 
 CELL_COMMAND = (sys.executable, "-m", "vramlab.cell")
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.5
 class Display(Protocol):
     """Who is told what happens."""
 
-    def begin(self, plan: Plan, run: Run, done: int) -> None:
+    def begin(self, plan: Plan, run: RunFolder, done: int) -> None:
         """The run starts; `done` cells have their record already."""
 
     def cell_begins(self, cell: Cell, number: int) -> None:
@@ -58,7 +58,7 @@ class Display(Protocol):
 class Result:
     """What a run came to."""
 
-    run: Run
+    run: RunFolder
     records: dict[str, RunRecord]
     is_interrupted: bool
     exit_code: int  # 0 every cell reached an expected outcome, 1 a cell failed, 130 interrupted
@@ -70,7 +70,7 @@ class Runner:
     def __init__(self, plan: Plan, results: Path, display: Display, command: Sequence[str] = CELL_COMMAND,
                  machine_lock: Path | None = None) -> None:
         self.plan = plan
-        self.run_folder = Run(results / plan.workflow.name / plan.run_id)
+        self.run_folder = RunFolder(results / plan.workflow.name / plan.run_id)
         self.display = display
         self.command = tuple(command)
         self.machine_lock = machine_lock or cache_dir() / "measuring.lock"

@@ -20,7 +20,7 @@ UNFINISHED = frozenset({Outcome.CRASHED, Outcome.INTERRUPTED, Outcome.TIMEOUT})
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFolder:
     """One run's folder."""
 
     folder: Path
@@ -60,7 +60,7 @@ class Run:
         started = now()
         if (self.folder / "run.json").is_file():
             try:
-                started = Run(self.folder).plan["started"]
+                started = RunFolder(self.folder).plan["started"]
             except (WorkflowError, KeyError):
                 pass  # cut short or of another schema: this start counts as the first
         text = json.dumps({"schema_version": SCHEMA_VERSION, "started": started, **body}, indent=1, sort_keys=True, allow_nan=False)
@@ -86,23 +86,23 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def find_runs(results: Path = RESULTS) -> list[Run]:
+def find_runs(results: Path = RESULTS) -> list[RunFolder]:
     """Every run below a results folder, the last started last."""
-    runs = [Run(path.parent) for path in results.glob("*/*/run.json")]
+    runs = [RunFolder(path.parent) for path in results.glob("*/*/run.json")]
     return sorted((run for run in runs if _is_readable(run)), key=lambda run: (run.plan["started"], run.name))
 
 
-def _is_readable(run: Run) -> bool:
+def _is_readable(run: RunFolder) -> bool:
     try:
         return bool(run.plan)
     except WorkflowError:
         return False
 
 
-def resolve_run(text: str, results: Path = RESULTS) -> Run:
+def resolve_run(text: str, results: Path = RESULTS) -> RunFolder:
     """A run by its folder, `<workflow>/<run>`, a unique start of its id, or a workflow's name (its last run)."""
     if (Path(text) / "run.json").is_file():
-        return Run(Path(text))
+        return RunFolder(Path(text))
     runs = find_runs(results)
     hits = [run for run in runs if run.name == text or run.folder.name.startswith(text)]
     if not hits:
