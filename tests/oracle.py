@@ -88,9 +88,19 @@ class Machine:
             setattr(twin, name, copy.copy(getattr(self, name)))
         return twin
 
-    def allows(self, instruction: Instruction) -> bool:
+    def try_step(self, instruction: Instruction) -> bool:
         try:
-            self.clone().step(instruction)
+            self.step(instruction)
+        except Illegal:
+            return False
+        return True
+
+    def allows(self, instruction: Instruction) -> bool:
+        return self.clone().try_step(instruction)
+
+    def is_finished(self) -> bool:
+        try:
+            self.finish()
         except Illegal:
             return False
         return True

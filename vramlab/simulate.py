@@ -28,6 +28,7 @@ def simulate(checked: CheckedSchedule, device: DeviceProfile) -> Trace:
         seconds[moves] = device.copy_seconds(tape.nbytes[schedule.operand[moves]], to_host=to_host)
     start, end = np.zeros_like(seconds), np.zeros_like(seconds)
     step, stall = kernels.run_clock(schedule, seconds, len(tape.nbytes), device.is_full_duplex, start, end)
+    start.flags.writeable = end.flags.writeable = False
     metrics = Metrics(
         peak_bytes=checked.peak_bytes, peak_host_bytes=checked.peak_host_bytes, peak_instruction=checked.peak_instruction,
         step_seconds=step, compute_seconds=float(seconds[is_compute].sum()), recompute_seconds=float(seconds[is_recompute].sum()),
