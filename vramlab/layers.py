@@ -1,0 +1,221 @@
+"""Layers, derived from a tape: the unit in which many papers decide.
+
+Every forward operator that creates a storage is a layer. Its first new storage is its feature map x; what else it creates
+(BatchNorm's batch statistics, the indices of a pooling) is auxiliary. Operators that only advance state join the layer of the
+same module. A backward operator belongs to the layer whose storages it reads; the gradient that it receives is that layer's dx:
+
+    forward     x_in, W ──► op ──► x (, auxiliary)
+    backward    dx ──► backward ops ──► dx of the layers that made x_in, dW
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from vramlab.tape import STATE_ROLES, Op, Phase, Role, Tape
+
+# What the first word of an operator's name says about the layer; the rest is "other".
+_KINDS = {
+    "convolution": "convolution", "mkldnn_convolution": "convolution", "cudnn_convolution": "convolution",
+    "addmm": "linear", "mm": "linear", "bmm": "linear", "baddbmm": "linear", "linear": "linear",
+    "native_batch_norm": "normalization", "cudnn_batch_norm": "normalization", "native_layer_norm": "normalization",
+    "native_group_norm": "normalization", "_native_batch_norm_legit": "normalization", "_batch_norm_with_update": "normalization",
+    "relu": "activation", "gelu": "activation", "silu": "activation", "sigmoid": "activation", "tanh": "activation",
+    "hardtanh": "activation", "hardswish": "activation", "hardsigmoid": "activation", "leaky_relu": "activation", "elu": "activation",
+    "max_pool2d_with_indices": "pooling", "max_pool3d_with_indices": "pooling", "avg_pool2d": "pooling", "avg_pool3d": "pooling",
+    "_adaptive_avg_pool2d": "pooling", "_adaptive_avg_pool3d": "pooling", "mean": "pooling",
+    "add": "add", "cat": "concat", "native_dropout": "dropout", "bernoulli": "dropout",
+    "_softmax": "softmax", "_log_softmax": "softmax", "nll_loss_forward": "loss", "nll_loss2d_forward": "loss", "mse_loss": "loss",
+    "embedding": "embedding",
+}
+# Operators whose backward goes by another name.
+_BACKWARD_NAMES = {"threshold": "relu", "embedding_dense": "embedding", "nll_loss": "nll_loss_forward", "nll_loss2d": "nll_loss2d_forward"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One forward operator with its backward. Storage ids and op ids of the tape; ascending."""
+
+    id: int
+    name: str  # dotted module path, "" for the root
+    kind: str  # convolution, linear, normalization, activation, pooling, add, concat, dropout, softmax, attention, embedding, loss, other
+    forward_ops: tuple[int, ...]
+    backward_ops: tuple[int, ...]
+    inputs: tuple[int, ...]  # what its forward reads beside parameters and buffers: maps of other layers, inputs of the step
+    x: int  # its feature map
+    auxiliary: tuple[int, ...]  # what else its forward creates
+    dx: int | None  # the complete gradient of x; None where the tape makes none of its own
+    W: tuple[int, ...]  # parameters
+    dW: tuple[int, ...]  # gradients of those parameters
+    workspace_bytes: int  # the largest of its ops
+    consumers: tuple[int, ...]  # layers that read x or an auxiliary storage in the forward phase
+    shares_input: bool  # eager writes x over its input (an in-place activation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The forward phase split after one op: the rest of it reads nothing from before but `storages` and state."""
+
+    op: int
+    storages: tuple[int, ...]
+    nbytes: int
+
+
+def layers_of(tape: Tape) -> tuple[Layer, ...]:
+    """The layers of a tape in forward order."""
+    heads = [op for op in tape.ops if op.phase is Phase.FORWARD and tape.creates[op.id]]
+    made_by = {s: i for i, op in enumerate(heads) for s in tape.creates[op.id]}
+    owners = _backward_owners(tape, heads, made_by)
+    forward, backward = _forward_ops(tape, heads), defaultdict(list)
+    for op, layer in owners.items():
+        backward[layer].append(op)
+    return tuple(_layer(tape, i, op, heads, forward[i], backward[i], owners) for i, op in enumerate(heads))
+
+
+def cuts_of(tape: Tape) -> tuple[Cut, ...]:
+    """Every place where the forward phase can be split, with the bytes that cross it.
+
+    A place between an op and the in-place op that overwrites its result is none: to keep what crosses would cost a second region.
+    """
+    forward = [op for op in tape.ops if op.phase is Phase.FORWARD]
+    last_read = {s: op.id for op in forward for s in tape.reads[op.id]}
+    overwritten = {op.takeover[1]: op.id for op in forward if op.is_eager_inplace and op.takeover}
+    crossing: set[int] = set()
+    cuts = []
+    for op in forward:
+        crossing = {s for s in crossing | set(tape.creates[op.id]) if last_read.get(s, -1) > op.id}
+        if tape.creates[op.id] and crossing and not any(s in overwritten for s in crossing):
+            cuts.append(Cut(op=op.id, storages=tuple(sorted(crossing)), nbytes=sum(tape.storages[s].nbytes for s in crossing)))
+    return tuple(cuts)
+
+
+def articulation_points(tape: Tape) -> tuple[Cut, ...]:
+    """The chain of cuts that a single storage crosses: every path from the input to the loss goes through it."""
+    return tuple(cut for cut in cuts_of(tape) if len(cut.storages) == 1)
+
+
+def is_chain(tape: Tape) -> bool:
+    """Does each layer's map but the last feed one layer only, and each layer read one map?"""
+    layers = layers_of(tape)
+    return all(len(layer.consumers) <= 1 and len(layer.inputs) <= 1 for layer in layers if layer.kind != "loss")
+
+
+def _layer(tape: Tape, index: int, head: Op, heads: list[Op], forward: list[int], backward: list[int], owners: dict[int, int]) -> Layer:
+    x, *auxiliary = _main_first(tape, head)
+    reads = {s for op in forward for s in tape.reads[op]}
+    weights = tuple(sorted(s for s in reads if tape.storages[s].role is Role.PARAMETER))
+    gradients = {s.name.removesuffix(".grad"): s.id for s in tape.storages if s.role is Role.GRADIENT}
+    return Layer(
+        id=index, name=head.layer, kind=_kind(head), forward_ops=tuple(forward), backward_ops=tuple(backward),
+        inputs=tuple(sorted(s for s in reads if tape.storages[s].role not in STATE_ROLES - {Role.INPUT})),
+        x=x, auxiliary=tuple(auxiliary), dx=_received_gradient(tape, x, backward, index, owners), W=weights,
+        dW=tuple(gradients[tape.storages[w].name] for w in weights if tape.storages[w].name in gradients),
+        workspace_bytes=max(tape.ops[op].workspace_bytes for op in [*forward, *backward]),
+        consumers=tuple(i for i, op in enumerate(heads) if i != index and not {x, *auxiliary}.isdisjoint(tape.reads[op.id])),
+        shares_input=head.is_eager_inplace and head.takeover is not None,
+    )
+
+
+def _kind(op: Op) -> str:
+    if "attention" in op.target:
+        return "attention"
+    return _KINDS.get(_base_name(op), "other")
+
+
+def _base_name(op: Op) -> str:
+    """`aten.relu_.default` -> "relu", `aten.native_batch_norm_backward.default` -> "native_batch_norm"."""
+    name = op.target.split(".")[1].partition("_backward")[0].rstrip("_")
+    return _BACKWARD_NAMES.get(name, name) if op.phase is Phase.BACKWARD else name
+
+
+def _main_first(tape: Tape, op: Op) -> list[int]:
+    """The storages that an op creates, in the order in which it returns them."""
+    returned = [tape.tensors[t].storage for t in op.outputs if t is not None]
+    made = tape.creates[op.id]
+    return sorted(made, key=lambda s: returned.index(s) if s in returned else len(returned))
+
+
+def _forward_ops(tape: Tape, heads: list[Op]) -> list[list[int]]:
+    """Per layer its forward ops: the head, and the state-only ops of the same module just before it (else just after)."""
+    found: list[list[int]] = [[op.id] for op in heads]
+    at = {op.id: i for i, op in enumerate(heads)}
+    for op in tape.ops:
+        if op.phase is not Phase.FORWARD or op.id in at or not heads:
+            continue
+        after = next((i for i, h in enumerate(heads) if h.id > op.id), len(heads) - 1)
+        before = max(after - 1, 0)
+        found[after if heads[after].layer == op.layer else before].append(op.id)
+    return [sorted(ops) for ops in found]
+
+
+def _backward_owners(tape: Tape, heads: list[Op], made_by: dict[int, int]) -> dict[int, int]:
+    """Backward op -> the layer that it differentiates."""
+    touching = defaultdict(list)  # storage -> layers whose forward creates or reads it
+    for i, op in enumerate(heads):
+        for s in {*tape.reads[op.id], *tape.creates[op.id]}:
+            touching[s].append(i)
+    owners: dict[int, int] = {}
+    for op in tape.ops:
+        if op.phase is Phase.BACKWARD:
+            owner = _owner_by_weight(tape, op, touching)
+            if owner is None:
+                owner = _owner_by_reads(tape, op, heads, touching)
+            if owner is None:
+                owner = _owner_by_flow(tape, op, heads, made_by, owners)
+            if owner is not None:
+                owners[op.id] = owner
+    return owners
+
+
+def _owner_by_weight(tape: Tape, op: Op, touching: dict[int, list[int]]) -> int | None:
+    """The layer of the parameter whose gradient the op completes, or makes for an op that completes it."""
+    written = [*op.mutates, *tape.creates[op.id]]
+    follow = [r for s in tape.creates[op.id] for r in tape.readers[s]]
+    written += [s for r in follow for s in (*tape.ops[r].mutates, *tape.creates[r])]
+    parameters = {s.name: s.id for s in tape.storages if s.role is Role.PARAMETER}
+    for s in written:
+        if tape.storages[s].role is Role.GRADIENT:
+            layers = touching.get(parameters.get(tape.storages[s].name.removesuffix(".grad"), -1), [])
+            if len(layers) == 1 or (layers and s in written[:1]):
+                return layers[0]
+    return None
+
+
+def _owner_by_reads(tape: Tape, op: Op, heads: list[Op], touching: dict[int, list[int]]) -> int | None:
+    """The layer with the same operator, or with most of what the op reads; one that reads it rather than one that makes it."""
+    shared: dict[int, int] = defaultdict(int)
+    for s in tape.reads[op.id]:
+        for i in touching.get(s, ()):
+            shared[i] += 1
+
+    def rank(i: int) -> tuple:
+        makes = not set(tape.reads[op.id]).isdisjoint(tape.creates[heads[i].id])
+        return _base_name(heads[i]) == _base_name(op), shared[i], heads[i].layer == op.layer, not makes, i
+
+    return max(shared, key=rank, default=None)
+
+
+def _owner_by_flow(tape: Tape, op: Op, heads: list[Op], made_by: dict[int, int], owners: dict[int, int]) -> int | None:
+    """An op that reads gradients only: the layer whose map has the size of the gradient, next upstream of where it comes from."""
+    sources = [s for s in tape.reads[op.id] if tape.producer[s] in owners]
+    if not sources:
+        return None
+    gradient = max(sources, key=lambda s: tape.producer[s])
+    here = owners[tape.producer[gradient]]
+    if len(sources) > 1 and len({tape.storages[s].nbytes for s in sources}) == 1:
+        return here  # a sum of gradients ends the backward of the layer that made the last summand
+    upstream = [made_by[s] for s in tape.reads[heads[here].id] if s in made_by]
+    fitting = [i for i in upstream if tape.storages[_main_first(tape, heads[i])[0]].nbytes == tape.storages[gradient].nbytes]
+    return max(fitting, default=here)
+
+
+def _received_gradient(tape: Tape, x: int, backward: list[int], index: int, owners: dict[int, int]) -> int | None:
+    """The last gradient of x's size that the layer's backward reads and another layer's backward made."""
+    found = None
+    for op in backward:
+        for s in tape.reads[op]:
+            maker = tape.producer[s]
+            if maker in owners and owners[maker] != index and tape.storages[s].nbytes == tape.storages[x].nbytes:
+                found = s if found is None else max(found, s, key=lambda t: tape.producer[t])
+    return found
