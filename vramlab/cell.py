@@ -1,0 +1,264 @@
+"""One cell of a workflow: `python -m vramlab.cell <folder>` reads spec.json there and writes record.json.
+
+This process only conducts: it never imports torch. Planning, the peak, the truth gate and the timing each run in a process of their own, so
+that none of them sees what another allocated, and the death of one of them is an outcome, not the end of the cell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Mapping
+
+from vramlab import __version__
+from vramlab.environment import probe
+from vramlab.isolate import Call, CallResult, Settings, alternate, run_isolated
+from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
+from vramlab.statistics import distinguishable, drift, paired_ratio
+from vramlab.telemetry import Sampler
+
+FILES = ("schedule.json.gz", "tape.json.gz", "telemetry.csv.gz")
+# What a baseline does not depend on: it is eager's, whatever method is compared with it.
+_NOT_OF_A_BASELINE = ("method", "options", "budget", "experiment", "kind", "search")
+
+
+class _Ended(Exception):
+    """The cell has its outcome; nothing more is to be measured."""
+
+
+@dataclass
+class _Draft:
+    """The record in the making."""
+
+    spec: Mapping[str, Any]
+    folder: Path
+    outcome: Outcome = Outcome.OK
+    reason: str = ""
+    message: str = ""
+    truth: Truth = Truth.NOT_RUN
+    truth_detail: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # of the plan
+    measured: dict[str, Any] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.spec["config"]
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.config["target"].startswith("sim:")
+
+    @property
+    def is_eager(self) -> bool:
+        return self.config["method"] == "eager"
+
+    def ask(self, what: str, *args: Any, seconds: float | None = None) -> Any:
+        """The value of vramlab.measure.<what> in a fresh process; any other end of it ends the cell with that outcome."""
+        print(f"{what.replace('_', ' ')} ...", flush=True)
+        limit = seconds or self.config["measure"]["timeout_seconds"]
+        return self.settle(run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(self.spec), *args)), timeout_seconds=limit), what)
+
+    def settle(self, result: CallResult, what: str) -> Any:
+        """The value of a result that is ok; otherwise the end of the cell."""
+        if result.outcome is Outcome.OK:
+            return result.value
+        if result.traceback:
+            print(result.traceback, flush=True)
+        is_planning = what == "make_plan" and result.outcome is Outcome.TIMEOUT
+        self.end(Outcome.PLAN_TIMEOUT if is_planning else result.outcome, result.reason, f"{what.replace('_', ' ')}: {result.message}")
+
+    def end(self, outcome: Outcome, reason: str, message: str) -> None:
+        self.outcome, self.reason, self.message = outcome, reason, message
+        raise _Ended
+
+
+def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
+    """Everything that the cell asks for, as a record. Only the machine's own failures pass through."""
+    draft = _Draft(spec, folder)
+    started, clock = datetime.now(timezone.utc), time.monotonic()
+    sampler = Sampler(folder / "telemetry.csv.gz").start()
+    try:
+        _KINDS[draft.config["kind"]](draft)
+    except _Ended:
+        pass
+    finally:
+        telemetry = sampler.stop()
+    return _record(draft, started, time.monotonic() - clock, telemetry)
+
+
+# --- the kinds of cells ---------------------------------------------------------------------------------------------------
+def _run_step(draft: _Draft) -> None:
+    baseline = None if draft.is_simulated else _baseline(draft)
+    _plan(draft, baseline["peak_bytes"] if baseline else None)
+    if draft.is_simulated:
+        draft.missing["measured"] = "a simulated target: nothing runs there"
+        return
+    measure = draft.config["measure"]
+    if measure["peak"]:
+        draft.measured.update(baseline["peaks"] if draft.is_eager else draft.ask("measure_peak_of", str(draft.folder)))
+        _judge_peak(draft)
+    if not draft.is_eager:
+        _gate(draft)
+    else:
+        draft.truth, draft.truth_detail = Truth.EXACT, {"steps": 0, "note": "eager is the reference itself"}
+    if measure["time"]:
+        _time(draft, baseline)
+
+
+def _run_train(draft: _Draft) -> None:
+    _plan(draft, None)
+    draft.training = draft.ask("train", str(draft.folder))
+    same = draft.training["first_difference"] is None and draft.training["state_equal_at_end"]
+    draft.truth = Truth.EXACT if same else Truth.WRONG
+    draft.truth_detail = {"steps": len(draft.training["steps"]), "batch_size": draft.config["batch_size"]}
+    if not same:
+        draft.end(Outcome.WRONG, "truth", f"training differs from eager at step {draft.training['first_difference']}")
+
+
+def _run_max_batch(draft: _Draft) -> None:
+    draft.missing["measured"] = "a simulated target: nothing runs there"
+    draft.search = draft.ask("largest_batch", str(draft.folder))
+    if draft.search["largest"] is None:
+        draft.end(Outcome.PLAN_INFEASIBLE, "budget", f"not even batch {draft.search['low']} fits")
+
+
+_KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch}
+
+
+# --- their parts ----------------------------------------------------------------------------------------------------------
+def _plan(draft: _Draft, eager_peak_bytes: int | None) -> None:
+    draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, seconds=draft.config["measure"]["plan_timeout_seconds"])
+    if "infeasible" in draft.facts:
+        draft.end(Outcome.PLAN_INFEASIBLE, "budget", draft.facts["infeasible"]["message"])
+
+
+def _judge_peak(draft: _Draft) -> None:
+    """Budget and prediction against the meter."""
+    peak, budget = draft.measured["peak_bytes"], draft.facts["budget_bytes"]
+    highest = max(peak, draft.measured["cold_peak_bytes"])
+    draft.measured["over_budget_bytes"] = None if budget is None else max(0, highest - budget)
+    draft.measured["prediction_error_bytes"] = draft.facts["predicted"]["peak_bytes"] - peak
+    if draft.measured["over_budget_bytes"]:
+        draft.end(Outcome.WRONG, "over_budget", f"the step held {highest:,} bytes, the budget is {budget:,}")
+
+
+def _gate(draft: _Draft) -> None:
+    answer = draft.ask("gate", str(draft.folder))
+    draft.truth, draft.truth_detail = Truth(answer["truth"]), answer["detail"]
+    if draft.truth is Truth.WRONG:
+        names = ", ".join(d["name"] for d in answer["detail"]["differing"][:5])
+        draft.end(Outcome.WRONG, "truth", f"differs from eager at step {answer['detail']['first_step_that_differs']}: {names}")
+
+
+def _time(draft: _Draft, baseline: Mapping[str, Any]) -> None:
+    """Method and eager step in turns; eager against eager beside it."""
+    noise = _drift(draft, baseline)
+    draft.measured["drift"] = noise["interval"]
+    if draft.is_eager:
+        first, second = noise["first_seconds"], noise["second_seconds"]
+    else:
+        first, second = _alternate(draft, str(draft.folder), None)
+    ratio = paired_ratio(first, second)
+    draft.measured.update(step_seconds=list(first), baseline_step_seconds=list(second), ratio=ratio.to_json(), warmup_steps=draft.config["measure"]["warmup"])
+    draft.measured["is_distinguishable"] = bool(distinguishable(ratio, drift(noise["first_seconds"], noise["second_seconds"])))
+
+
+def _alternate(draft: _Draft, first: str | None, second: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    print("timing in turns ...", flush=True)
+    measure = draft.config["measure"]
+    calls = [Call(function="vramlab.measure.timed_step", args=(dict(draft.spec), where)) for where in (first, second)]
+    turns = alternate(*calls, warmup=measure["warmup"], steps=measure["steps"], timeout_seconds=measure["timeout_seconds"], settings=Settings())
+    if turns.failure is not None:
+        draft.settle(turns.failure, "timing")
+    return turns.first_seconds, turns.second_seconds
+
+
+# --- eager's own figures, once a run --------------------------------------------------------------------------------------
+def _baseline(draft: _Draft) -> dict[str, Any]:
+    """Eager's peak in a warm step with the optimizer, measured; kept in the run's folder for all cells that compare with it."""
+    path = _baseline_path(draft)
+    if not path.is_file():
+        peaks = draft.ask("measure_peak_of", None)
+        write_atomically(path, json.dumps({"peaks": peaks, "peak_bytes": peaks["peak_bytes"]}, sort_keys=True) + "\n")
+    return json.loads(path.read_text())
+
+
+def _drift(draft: _Draft, baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Eager against eager."""
+    if "drift" not in baseline:
+        first, second = _alternate(draft, None, None)
+        noise = {"first_seconds": list(first), "second_seconds": list(second), "interval": drift(first, second).to_json()}
+        write_atomically(_baseline_path(draft), json.dumps({**baseline, "drift": noise}, sort_keys=True) + "\n")
+        return noise
+    return baseline["drift"]
+
+
+def _baseline_path(draft: _Draft) -> Path:
+    kept = {k: v for k, v in draft.config.items() if k not in _NOT_OF_A_BASELINE}
+    kept["sources"] = {k: v for k, v in kept["sources"].items() if k != "method"}
+    return Path(draft.spec["run_dir"]) / "baselines" / f"{hash_config(kept)}.json"
+
+
+# --- the record -----------------------------------------------------------------------------------------------------------
+def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping[str, Any]) -> RunRecord:
+    facts = draft.facts
+    predicted = dict(facts.get("predicted", {}))
+    if facts:
+        predicted["swap_vs_recompute"] = facts["swap_vs_recompute"]
+    if "infeasible" in facts:
+        predicted["infeasible"] = facts["infeasible"]
+    measured = draft.measured | {k: facts[k] for k in ("capture_seconds", "plan_seconds") if k in facts}
+    _name_missing(draft, measured)
+    return RunRecord(
+        cell_id=hash_config(draft.config), kind=draft.config["kind"], workflow=draft.spec["workflow"], config=draft.config, outcome=draft.outcome,
+        reason=draft.reason, message=draft.message, truth=draft.truth, truth_detail=draft.truth_detail, budget_bytes=facts.get("budget_bytes"),
+        eager_peak_bytes=facts.get("eager_peak_bytes"), eager_peak_is_simulated=facts.get("eager_peak_is_simulated"), predicted=predicted, measured=measured,
+        search=draft.search, training=draft.training, missing=draft.missing, environment=probe(),
+        provenance={
+            "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"), "ended": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "seconds": seconds,
+            "vramlab": __version__, "written_by": "cell", "method_source_sha256": draft.config["sources"]["method"], "tape_digest": facts.get("tape_digest"),
+            "schedule_digest": facts.get("schedule_digest"), "bytes_by_role": facts.get("bytes_by_role"), "telemetry": dict(telemetry),
+        },
+        files={name: _sha256(draft.folder / name) for name in FILES if (draft.folder / name).is_file()},
+    )
+
+
+def _name_missing(draft: _Draft, measured: dict[str, Any]) -> None:
+    """Numbers that a reader looks for and that this machine or this cell cannot give are null, with the reason."""
+    if draft.is_simulated or draft.config["kind"] != "step":
+        return
+    on_cpu = draft.config["target"] == "cpu"
+    for name in ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "nvml_peak_bytes", "outside_torch_bytes"):
+        if measured.get(name) is None:
+            measured[name] = None
+            draft.missing[f"measured.{name}"] = "no NVIDIA GPU: the step ran on the CPU" if on_cpu else "not sampled"
+    for name in ("peak_bytes", "cold_peak_bytes", "step_seconds", "ratio", "drift"):
+        if measured.get(name) is None:
+            measured[name] = None
+            asked = draft.config["measure"]["peak" if "peak" in name else "time"]
+            draft.missing[f"measured.{name}"] = draft.message or ("the cell ended before" if asked else "the workflow does not ask for it")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def main() -> None:
+    """`python -m vramlab.cell FOLDER`."""
+    folder = Path(sys.argv[1])
+    spec = json.loads((folder / "spec.json").read_text())
+    record = run_cell(spec, folder)
+    record.save(folder / "record.json")
+    print(f"{record.outcome}{': ' + record.message if record.message else ''}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

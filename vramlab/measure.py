@@ -1,0 +1,366 @@
+"""What is done in a process of its own for a cell: plan, peak, truth gate, single steps for timing, training, largest batch.
+
+Every function takes the cell's spec (`config`, `collections`) and its folder, where plan.json, tape.json.gz and schedule.json.gz pass
+from one process to the next. All of them build the workload anew from the config: equal seeds give equal bits.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+
+from vramlab.capture import Captured, capture
+from vramlab.check import CheckedSchedule, check_schedule
+from vramlab.collection import Library, Method, Model
+from vramlab.costs import measure_costs, measure_profile, roofline_costs
+from vramlab.device import DeviceProfile, load_profile
+from vramlab.errors import CaptureError, PlanInfeasible
+from vramlab.execute import Executor
+from vramlab.gate import Side, deterministic, run_gate
+from vramlab.link import make_link
+from vramlab.liveness import replay_schedule
+from vramlab.meter import measure_step_peak
+from vramlab.planner import UNLIMITED, Budget, Planner
+from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
+from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
+from vramlab.simulate import simulate
+from vramlab.tape import Role, Tape
+from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, train_batches
+
+Spec = Mapping[str, Any]
+
+
+# --- parts of a cell ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Cell:
+    config: Mapping[str, Any]
+    model: Model
+    method: Method
+
+    @classmethod
+    def of(cls, spec: Spec) -> _Cell:
+        library = Library(spec["collections"])
+        return cls(spec["config"], library.model(spec["config"]["model"]), library.method(spec["config"]["method"]))
+
+    @property
+    def is_native(self) -> bool:
+        return self.method.card.kind == "native"
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.config["target"].startswith("sim:")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.is_simulated else self.config["target"])
+
+    def profile(self) -> DeviceProfile:
+        return load_profile(self.config["target"].removeprefix("sim:")) if self.is_simulated else measure_profile(self.device)
+
+    def planner(self) -> Planner:
+        return _Replay() if self.is_native else self.method.build(**self.config["options"])
+
+    def workload(self, batch_size: int | None = None) -> TrainingStep:
+        return build(self.model, self.config if batch_size is None else {**self.config, "batch_size": batch_size})
+
+    def captured(self, step: TrainingStep, batch_size: int) -> Captured:
+        """The tape without costs, from the cache where it is there."""
+        kept = {k: self.config[k] for k in ("model", "model_options", "training", "data")}
+        training = {k: v for k, v in kept["training"].items() if k not in ("steps", "eval_every", "seed")}
+        key = kept | {"training": training, "batch_size": batch_size, "model_source": self.config["sources"]["model"], "device": str(self.device)}
+        return cached_capture(key, lambda: capture(step.model, step.loss_fn, step.batch, optimizer=step.make_optimizer()))
+
+
+class _Replay:
+    """Eager's own order and liveness: how a native method is simulated."""
+
+    def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
+        schedule = replay_schedule(tape, "replay")
+        checked = check_schedule(tape, schedule)
+        if checked.peak_bytes > budget.device_bytes:
+            op = getattr(schedule.instructions[checked.peak_instruction], "op", 0)
+            raise PlanInfeasible(method="eager", budget_bytes=budget.device_bytes, smallest_bytes=checked.peak_bytes, op=tape.op_name(op))
+        return schedule
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------------
+def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str, Any]:
+    """Capture, cost, plan, check, simulate. Writes tape and schedule; returns what the record keeps of it, all of it simulated."""
+    cell, out = _Cell.of(spec), Path(folder)
+    started = time.perf_counter()
+    step = cell.workload()
+    captured = cell.captured(step, cell.config["batch_size"])
+    capture_seconds = time.perf_counter() - started
+    profile = cell.profile()
+    tape = _with_costs(cell, captured.tape, profile, step)
+    eager = simulated_eager_peak(tape)
+    base = eager if eager_peak_bytes is None else eager_peak_bytes
+    budget = resolve_budget(cell.config["budget"], base, tape)
+    facts = {"capture_seconds": capture_seconds, "budget_bytes": None if budget.device_bytes >= UNLIMITED else budget.device_bytes, "eager_peak_bytes": base,
+             "eager_peak_is_simulated": eager_peak_bytes is None, "tape_digest": tape.digest, "simulated_eager_peak_bytes": eager,
+             "swap_vs_recompute": swap_against_recompute(tape, profile), "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
+    tape.save(out / "tape.json.gz")
+    started = time.perf_counter()
+    try:
+        schedule = cell.planner().plan(tape, profile, budget)
+    except PlanInfeasible as refusal:
+        return facts | {"plan_seconds": time.perf_counter() - started, "infeasible": {
+            "smallest_bytes": refusal.smallest_bytes, "op": refusal.op, "message": str(refusal)}}
+    facts["plan_seconds"] = time.perf_counter() - started
+    checked = check_schedule(tape, schedule, budget)
+    schedule.save(out / "schedule.json.gz")
+    return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile)}
+
+
+def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingStep) -> Tape:
+    if cell.is_simulated:
+        return roofline_costs(tape, profile)
+    return measure_costs(tape, cell.device, optimizer=step.make_optimizer())
+
+
+def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, Any]:
+    metrics = simulate(checked, profile).metrics
+    at_peak = checked.schedule.instructions[metrics.peak_instruction]
+    op = getattr(at_peak, "op", None)
+    return metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op)}
+
+
+def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]:
+    """Over the activations: is the round trip over the link dearer than running the producing op again?"""
+    ratios = []
+    for storage in tape.storages:
+        producer = tape.producer[storage.id]
+        if storage.role is not Role.ACTIVATION or producer is None or storage.nbytes == 0:
+            continue
+        swap = profile.copy_seconds(storage.nbytes, to_host=True) + profile.copy_seconds(storage.nbytes, to_host=False)
+        again = tape.ops[producer].seconds
+        ratios.append(swap / again if again > 0 else float("inf"))
+    cheaper = sum(r > 1 for r in ratios)
+    finite = [r for r in ratios if np.isfinite(r)]
+    return {"storages": len(ratios), "recompute_cheaper": cheaper, "share": cheaper / len(ratios) if ratios else None,
+            "median_ratio": float(np.median(finite)) if finite else None}
+
+
+# --- steps that run -------------------------------------------------------------------------------------------------------
+def _runner(cell: _Cell, step: TrainingStep, optimizer, folder: Path | None, batch_size: int | None = None) -> Callable[..., torch.Tensor]:
+    """`run(*batch) -> loss`: eager when `folder` is None, else the cell's method with the schedule that is planned there."""
+    if folder is None:
+        return _eager(step)
+    if cell.is_native:
+        return cell.method.load().build(step.model, step.loss_fn, optimizer, **cell.config["options"])
+    captured, checked = _load_plan(cell, step, folder, optimizer, batch_size)
+    executor = Executor(captured, checked, step.model, link=make_link(cell.device, cell.profile()))
+    first = [True]
+
+    def run(*batch: torch.Tensor) -> torch.Tensor:
+        verify, first[0] = first[0], False
+        return executor(*batch, verify=verify).loss
+
+    run.executor = executor
+    return run
+
+
+def _eager(step: TrainingStep) -> Callable[..., torch.Tensor]:
+    def run(*batch: torch.Tensor) -> torch.Tensor:
+        loss = step.loss_fn(step.model, *batch)
+        loss.backward()
+        return loss.detach()
+
+    return run
+
+
+def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_size: int | None) -> tuple[Captured, CheckedSchedule]:
+    """The planned schedule on this workload's tape; at another batch size the same instructions on that tape."""
+    planned, schedule = Tape.load(folder / "tape.json.gz"), Schedule.load(folder / "schedule.json.gz")
+    captured = capture(step.model, step.loss_fn, step.batch, optimizer=optimizer)
+    same = [(o.target, o.phase) for o in captured.tape.ops] == [(o.target, o.phase) for o in planned.ops]
+    if not same or len(captured.tape.storages) != len(planned.storages):
+        raise CaptureError("another batch size or another process gives another sequence of operators; the plan does not apply to it")
+    if batch_size is not None:
+        return captured, check_schedule(captured.tape, replace(schedule, tape_digest=captured.tape.digest))
+    if (captured.tape.storages, captured.tape.tensors) != (planned.storages, planned.tensors):
+        raise CaptureError("this process gives another tape than the one that was planned on")
+    return Captured(planned, captured.binding), check_schedule(planned, schedule)
+
+
+def _step_of(step: TrainingStep, optimizer, run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A whole training step over a batch: gradients dropped, forward and backward, optimizer."""
+
+    def one(*batch: torch.Tensor) -> torch.Tensor:
+        _zero(step.model)
+        loss = run(*batch)
+        if optimizer is not None:
+            optimizer.step()
+        return loss
+
+    return one
+
+
+def _zero(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _live(step: TrainingStep, optimizer) -> Iterator[torch.Tensor]:
+    yield from step.model.parameters()
+    yield from step.model.buffers()
+    yield from (p.grad for p in step.model.parameters() if p.grad is not None)
+    yield from (b for b in step.batch if isinstance(b, torch.Tensor))
+    if optimizer is not None:
+        yield from (v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
+
+
+def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
+    """Peaks of a cold and a warm step by the allocator's meter, everything built inside the metered region. `folder` None: eager."""
+    cell = _Cell.of(spec)
+    counts: dict[str, Any] = {}
+    if folder is not None and not cell.is_native:
+        measure_profile(cell.device)  # measured before the meter starts, where it is not known yet
+
+    def make() -> tuple[Callable[[], Any], Callable[[], list[torch.Tensor]]]:
+        step = cell.workload()
+        optimizer = step.make_optimizer()
+        run = _runner(cell, step, optimizer, None if folder is None else Path(folder))
+        one = _step_of(step, optimizer, run)
+        executor = getattr(run, "executor", None)
+        if executor is not None:
+            counts.update(recomputes=executor.counts[Recompute], offloads=executor.counts[Offload], prefetches=executor.counts[Prefetch],
+                          pinned_host_bytes=executor.arena.nbytes if executor.arena else 0)
+        return lambda: one(*step.batch), lambda: list(_live(step, optimizer))
+
+    peaks = measure_step_peak(make, steps=3, device=cell.device)
+    found = {"meter": peaks.meter, "peak_bytes": peaks.peak_bytes, "cold_peak_bytes": peaks.cold_peak_bytes, "persistent_bytes": peaks.persistent_bytes,
+             "allocated_peak_bytes": peaks.allocated_peak_bytes, "active_peak_bytes": peaks.active_peak_bytes, "reserved_peak_bytes": peaks.reserved_peak_bytes}
+    return {k: v for k, v in found.items() if v is not None} | counts
+
+
+def gate(spec: Spec, folder: str) -> dict[str, Any]:
+    """Three optimizer steps of the plan against eager, bit for bit, at `gate_batch_size` where that is set."""
+    cell = _Cell.of(spec)
+    measure = cell.config["measure"]
+    size = measure["gate_batch_size"]
+    config = cell.config if size is None else {**cell.config, "batch_size": size}
+    batches = list(train_batches(cell.model, config, measure["gate_steps"]))
+    executors: list[Executor] = []
+
+    def side(planned: Path | None) -> Side:
+        step = cell.workload(size)
+        optimizer = step.make_optimizer()
+        run = _runner(cell, step, optimizer, planned, size)
+        executors.extend(e for e in [getattr(run, "executor", None)] if e is not None)
+        one = _step_of(step, optimizer, run)
+        return Side(model=step.model, step=lambda i: one(*batches[i]), optimizer=optimizer, inputs=[b for b in batches[0] if b.is_floating_point()])
+
+    result = run_gate(lambda: side(None), lambda: side(Path(folder)), steps=measure["gate_steps"], seed=cell.config["training"]["seed"])
+    counts = executors[0].counts if executors else {}
+    return {"truth": str(result.truth), "detail": result.to_json() | {
+        "batch_size": config["batch_size"], "recomputes": counts.get(Recompute, 0), "offloads": counts.get(Offload, 0), "prefetches": counts.get(Prefetch, 0)}}
+
+
+def timed_step(spec: Spec, folder: str | None) -> Callable[[], Any]:
+    """A step without arguments, for a worker that alternates with another. `folder` None: eager."""
+    cell = _Cell.of(spec)
+    step = cell.workload()
+    optimizer = step.make_optimizer()
+    one = _step_of(step, optimizer, _runner(cell, step, optimizer, None if folder is None else Path(folder)))
+    return lambda: one(*step.batch)
+
+
+# --- training -------------------------------------------------------------------------------------------------------------
+def train(spec: Spec, folder: str) -> dict[str, Any]:
+    """Many steps on real data, the planned step beside eager on the same batches: loss, gradient norm and accuracy of both."""
+    cell = _Cell.of(spec)
+    training = cell.config["training"]
+    sides = [_TrainingSide(cell, None), _TrainingSide(cell, Path(folder))]
+    steps = list(range(1, training["steps"] + 1))
+    with deterministic():
+        for i, batch in zip(steps, train_batches(cell.model, cell.config, training["steps"])):
+            for side in sides:
+                side.advance(i, batch)
+            if i % training["eval_every"] == 0 or i == training["steps"]:
+                for side in sides:
+                    side.evaluate(i)
+            if i % max(1, training["steps"] // 10) == 0:
+                print(f"step {i} of {training['steps']}: loss {sides[1].loss[-1]:.4f}, eager {sides[0].loss[-1]:.4f}", flush=True)
+    eager, tested = sides
+    same = [a == b for a, b in zip(zip(eager.loss, eager.grad_norm), zip(tested.loss, tested.grad_norm))]
+    first = next((i for i, equal in zip(steps, same) if not equal), None)
+    state_equal = all(torch.equal(a, b) for a, b in zip(eager.step.model.state_dict().values(), tested.step.model.state_dict().values()))
+    return {"steps": steps, "loss": tested.loss, "grad_norm": tested.grad_norm, "accuracy": tested.accuracy, "eager_loss": eager.loss,
+            "eager_grad_norm": eager.grad_norm, "eager_accuracy": eager.accuracy, "equal_steps": sum(same), "first_difference": first,
+            "state_equal_at_end": state_equal}
+
+
+class _TrainingSide:
+    """One of two models that see the same batches."""
+
+    def __init__(self, cell: _Cell, folder: Path | None) -> None:
+        self.cell, self.step = cell, cell.workload()
+        self.optimizer = self.step.make_optimizer()
+        self.run = _step_of(self.step, self.optimizer, _runner(cell, self.step, self.optimizer, folder))
+        self.loss: list[float] = []
+        self.grad_norm: list[float] = []
+        self.accuracy: list[list[float]] = []
+
+    def advance(self, i: int, batch: tuple) -> None:
+        torch.manual_seed(self.cell.config["training"]["seed"] + i)  # both sides draw the same dropout masks
+        loss = self.run(*batch)
+        self.loss.append(float(loss))
+        squares = [p.grad.double().square().sum() for p in self.step.model.parameters() if p.grad is not None]
+        self.grad_norm.append(float(torch.stack(squares).sum().sqrt()))
+
+    def evaluate(self, i: int) -> None:
+        value = accuracy(self.step.model, evaluation_batches(self.cell.model, self.cell.config))
+        if value is not None:
+            self.accuracy.append([i, value])
+
+
+# --- largest batch --------------------------------------------------------------------------------------------------------
+def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
+    """By simulation: the largest batch whose plan fits the device's memory. Doubling to the first failure, then bisection; each trial is
+    a capture and a plan of its own."""
+    cell = _Cell.of(spec)
+    profile, planner = cell.profile(), cell.planner()
+    low, high = cell.config["search"]["low"], cell.config["search"]["high"]
+    trials: list[dict[str, Any]] = []
+
+    def fits(batch_size: int) -> bool:
+        step = cell.workload(batch_size)
+        tape = _with_costs(cell, cell.captured(step, batch_size).tape, profile, step)
+        try:
+            schedule = planner.plan(tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False))
+        except PlanInfeasible as refusal:
+            trials.append({"batch_size": batch_size, "fits": False, "peak_bytes": refusal.smallest_bytes, "outcome": "plan_infeasible", "step_seconds": None})
+        else:
+            metrics = simulate(check_schedule(tape, schedule), profile).metrics
+            trials.append({"batch_size": batch_size, "fits": True, "peak_bytes": metrics.peak_bytes, "outcome": "ok", "step_seconds": metrics.step_seconds})
+        print(f"batch {batch_size}: {'fits' if trials[-1]['fits'] else 'does not fit'}", flush=True)
+        return trials[-1]["fits"]
+
+    largest = bisect_largest(fits, low, high)
+    return {"largest": largest, "low": low, "high": high, "memory_bytes": profile.memory_bytes, "trials": trials, "hit_upper_end": largest == high}
+
+
+def bisect_largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The largest n in [low, high] that fits, where all below the first failure fit; None when `low` does not."""
+    if not fits(low):
+        return None
+    good, step = low, max(low, 1)
+    while good < high:
+        trial = min(good + step, high)
+        if not fits(trial):
+            return _bisect(fits, good, trial)
+        good, step = trial, step * 2
+    return good
+
+
+def _bisect(fits: Callable[[int], bool], good: int, bad: int) -> int:
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
