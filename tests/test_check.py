@@ -295,6 +295,10 @@ def test_the_host_budget_binds():
     assert refusal(line(), *plain, budget=Budget(device_bytes=1000, host_bytes=199))[:2] == ("host-budget", 1)
 
 
+def test_a_budget_beyond_64_bits_is_no_limit():
+    checked(line(), Compute(0), Compute(1), Free(A), Compute(2), Free(B), budget=Budget(device_bytes=2**70, host_bytes=2**63))
+
+
 @pytest.mark.parametrize("toy", TOYS)
 def test_the_peak_is_the_least_budget(toy):
     tape = TOYS[toy]()

@@ -101,7 +101,8 @@ def check_schedule(tape: Tape, schedule: Schedule, budget: Budget | None = None)
     limit = budget or Budget(device_bytes=UNLIMITED)
     live, inner, host = (np.zeros(len(schedule.instructions), np.int64) for _ in range(3))
     flat = kernels.flatten_tape(tape), kernels.flatten_schedule(schedule)
-    fault = kernels.Fault(*kernels.walk(_table(), *flat, limit.device_bytes, limit.host_bytes, live, inner, host).tolist())
+    budgets = min(limit.device_bytes, UNLIMITED), min(limit.host_bytes, UNLIMITED)
+    fault = kernels.Fault(*kernels.walk(_table(), *flat, *budgets, live, inner, host).tolist())
     if fault.reason != kernels.LEGAL:
         raise _refusal(tape, fault)
     for array in (live, inner, host):

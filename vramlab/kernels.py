@@ -1,6 +1,7 @@
-"""Flat arrays, and the compiled loops of checker and simulator over them: the only file that imports numba.
+"""Tape and schedule as flat arrays, and the compiled loops of checker and simulator over them.
 
-Arrays, numbers and loops stand in one file because numba's cache on disk notices a change of this file only.
+What is legal stands in check.py as a table; here is only the loop that obeys it. Arrays, numbers and loops stand in one file
+because numba's cache on disk does not notice a change of another file. Import this module when it is needed: numba is slow to load.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ REFUSED = -1  # in the table: this use is illegal in this residency
 
 ANY_VERSION = -1
 NONE = -1
+ON_THE_DEVICE, AT_THE_HOST, RANDOMS = range(3)  # what State.held counts
 
 # Why a walk stopped, where the table alone does not say it.
 (LEGAL, BY_TABLE, UNKNOWN_OP, UNKNOWN_STORAGE, COMPUTED_TWICE, NOT_YET_COMPUTED, NOT_COMPUTED, RANDOM_ORDER, STALE_READ, STALE_WRITE,
@@ -73,8 +75,8 @@ class State(NamedTuple):
     residency: np.ndarray  # int64 [storages]
     version: np.ndarray  # int64 [storages]: writes seen
     is_computed: np.ndarray  # bool [ops]
-    held: np.ndarray  # int64 [3]: bytes on the device, bytes at the host, random ops run
-    fault: np.ndarray  # int64 [7]: the fields of a Fault
+    held: np.ndarray  # int64 [3]: bytes on the device, bytes of host copies, random ops run
+    fault: np.ndarray  # int64 [7]: the fields of a Fault, in their order
 
 
 class Fault(NamedTuple):
@@ -200,8 +202,8 @@ def _apply(table, use, s, nbytes, state):
     then = table[use, now]
     if then == REFUSED:
         return _refuse(state, BY_TABLE, s, use, now, 0)
-    state.held[0] += nbytes[s] * (ON_DEVICE[then] - ON_DEVICE[now])
-    state.held[1] += nbytes[s] * (AT_HOST[then] - AT_HOST[now])
+    state.held[ON_THE_DEVICE] += nbytes[s] * (ON_DEVICE[then] - ON_DEVICE[now])
+    state.held[AT_THE_HOST] += nbytes[s] * (AT_HOST[then] - AT_HOST[now])
     state.residency[s] = then
     return True
 
@@ -218,8 +220,8 @@ def _may_run(tape, op, is_first, reuse, has_variant, state):
     if not is_first and tape.again[op] != LEGAL:
         return _refuse(state, tape.again[op], NONE, NONE, 0, 0)
     rank = tape.random_rank[op]
-    if is_first and rank != NONE and rank != state.held[2]:
-        return _refuse(state, RANDOM_ORDER, NONE, NONE, rank, state.held[2])
+    if is_first and rank != NONE and rank != state.held[RANDOMS]:
+        return _refuse(state, RANDOM_ORDER, NONE, NONE, rank, state.held[RANDOMS])
     out, taken = tape.takeover[op, 0], tape.takeover[op, 1]
     if reuse != NONE and (out == NONE or reuse != taken):
         return _refuse(state, REUSE_NOT_ALLOWED, reuse, NONE, 0, 0)
@@ -241,7 +243,7 @@ def _compute(table, tape, op, state):
             state.version[s] += 1
     state.is_computed[op] = True
     if tape.random_rank[op] != NONE:
-        state.held[2] += 1
+        state.held[RANDOMS] += 1
     return True
 
 
@@ -299,35 +301,44 @@ def _end(table, tape, state):
 
 
 @_compiled
-def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_peak_bytes, host_bytes):
-    """Run a schedule over a tape by the table, filling the three arrays. Returns the fields of a `Fault`."""
+def _start(tape):
+    """What a walk begins with."""
     residency = np.where(tape.at_start, RESIDENT, ABSENT)
     held = np.array([tape.nbytes[tape.at_start].sum(), 0, 0])
-    state = State(residency, np.zeros(len(residency), np.int64), np.zeros(len(tape.seconds), np.bool_), held, np.full(7, NONE))
-    state.fault[0] = LEGAL
+    fault = np.full(7, NONE)
+    fault[0] = LEGAL
+    return State(residency, np.zeros(len(residency), np.int64), np.zeros(len(tape.seconds), np.bool_), held, fault)
+
+
+@_compiled
+def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_peak_bytes, host_bytes):
+    """Run a schedule over a tape by the table, filling the three arrays. Returns the fields of a `Fault`."""
+    state = _start(tape)
+    held, fault = state.held, state.fault
     for i in range(len(schedule.code)):
-        code, operand, before = schedule.code[i], schedule.operand[i], held[0]
-        is_run, inside = code == COMPUTE or code == RECOMPUTE, 0
-        state.fault[1], state.fault[2] = i, operand if is_run else NONE
-        if not 0 <= operand < (len(tape.seconds) if is_run else len(residency)):
-            state.fault[2] = NONE
+        code, operand, before, inside = schedule.code[i], schedule.operand[i], held[ON_THE_DEVICE], 0
+        is_run = code == COMPUTE or code == RECOMPUTE
+        fault[1], fault[2] = i, NONE
+        if not 0 <= operand < (len(state.is_computed) if is_run else len(state.residency)):
             _refuse(state, UNKNOWN_OP if is_run else UNKNOWN_STORAGE, NONE, NONE, operand, 0)
         elif is_run:
+            fault[2] = operand
             inside = _run(table, tape, operand, code == COMPUTE, schedule.reuse[i], schedule.has_variant[i], state)
         else:
             _apply(table, code - FREE + USE_OF_FREE, operand, tape.nbytes, state)
-        if state.fault[0] != LEGAL:
-            return state.fault
-        live_bytes[i], host_bytes[i], inner_peak_bytes[i] = held[0], held[1], max(before, held[0] + inside)
+        if fault[0] != LEGAL:
+            return fault
+        live_bytes[i], host_bytes[i] = held[ON_THE_DEVICE], held[AT_THE_HOST]
+        inner_peak_bytes[i] = max(before, held[ON_THE_DEVICE] + inside)
         if inner_peak_bytes[i] > device_budget:
             _refuse(state, DEVICE_BUDGET, NONE, NONE, inner_peak_bytes[i], device_budget)
-            return state.fault
-        if held[1] > host_budget:
-            _refuse(state, HOST_BUDGET, NONE, NONE, held[1], host_budget)
-            return state.fault
-    state.fault[1], state.fault[2] = len(schedule.code), NONE
+            return fault
+        if host_bytes[i] > host_budget:
+            _refuse(state, HOST_BUDGET, NONE, NONE, host_bytes[i], host_budget)
+            return fault
+    fault[1], fault[2] = len(schedule.code), NONE
     _end(table, tape, state)
-    return state.fault
+    return fault
 
 
 @_compiled
