@@ -102,8 +102,8 @@ def explain(ending: Ending, log: Path, timeout_seconds: float) -> tuple[Outcome,
         return Outcome.CRASHED, "exit", f"the cell's process ended with exit code {ending.returncode} and left no record{_last_words(log)}"
     name = _signal_name(-ending.returncode)
     if name == "SIGKILL" and ending.memory_kills is None:
-        return Outcome.OOM, "host_memory", ("the cell's process died of SIGKILL, most likely for memory: this kernel keeps no count of such "
-                                            f"kills{_last_words(log)}")
+        doubt = "most likely for memory: this kernel keeps no count of such kills"
+        return Outcome.OOM, "host_memory", f"the cell's process died of SIGKILL, {doubt}{_last_words(log)}"
     if name == "SIGKILL" and ending.memory_kills:
         return Outcome.OOM, "host_memory", f"the kernel killed the cell's process for memory{_last_words(log)}"
     return Outcome.CRASHED, name, f"the cell's process died of {name}{_last_words(log)}"

@@ -13,7 +13,7 @@ from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.yaml_nodes import nearest, one_of
 
-SCHEMA_VERSION = 1
+SCHEMA = 1
 RESULTS = Path("results")
 # Ends that say nothing about the method: the same command runs these cells again.
 UNFINISHED = frozenset({Outcome.CRASHED, Outcome.INTERRUPTED, Outcome.TIMEOUT})
@@ -33,8 +33,8 @@ class RunFolder:
             body = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise WorkflowError(f"{path} cannot be read: {error}") from None
-        if body.get("schema_version") != SCHEMA_VERSION:
-            raise WorkflowError(f"{path} has schema {body.get('schema_version')!r}; this vramlab reads {SCHEMA_VERSION}")
+        if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+            raise WorkflowError(f"{path} is not of schema {SCHEMA}, which this vramlab reads")
         return body
 
     @property
@@ -63,7 +63,7 @@ class RunFolder:
                 started = RunFolder(self.folder).plan["started"]
             except (WorkflowError, KeyError):
                 pass  # cut short or of another schema: this start counts as the first
-        text = json.dumps({"schema_version": SCHEMA_VERSION, "started": started, **body}, indent=1, sort_keys=True, allow_nan=False)
+        text = json.dumps({"schema": SCHEMA, "started": started, **body}, indent=1, sort_keys=True, allow_nan=False)
         write_atomically(self.folder / "run.json", text + "\n")
 
 

@@ -236,13 +236,15 @@ def workflow_to_json(plan: Plan) -> dict[str, Any]:
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """run.json without its dates and environment: the resolved workflow and the plan of cells."""
     return {
-        "workflow": workflow_to_json(plan) | {"description": plan.description},
+        "workflow": workflow_to_json(plan) | {
+            "description": plan.description,
+            "claims": [claim.model_dump() for claim in plan.workflow.claims],
+            "expected": plan.expected.model_dump(),
+        },
         "run_id": plan.run_id,
         "overrides": [override.text for override in plan.workflow.overrides],
         "auto": plan.host.auto,
         "platform": plan.host.platform,
-        "claims": [claim.model_dump() for claim in plan.workflow.claims],
-        "expected": plan.expected.model_dump(),
         "cells": [{"cell_id": cell.cell_id, "label": cell.label, "title": cell.title, "config": cell.config} for cell in plan.cells],
         "left_out": [asdict(out) for out in plan.left_out],
     }

@@ -21,7 +21,7 @@ from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, hash_config
 from vramlab.schema import shown, validate
 from vramlab.workflow_layers import (
-    Merged, Override, file_for, merge_experiments, own_experiments, parse_overrides, set_in_file, when_block, without,
+    Merged, Override, file_for, merge_experiments, names_of, own_experiments, parse_overrides, set_in_file, when_block, without,
 )
 from vramlab.workflow_schema import (
     OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training, WorkflowFile,
@@ -83,6 +83,7 @@ def check_workflow(root: Node, path: str, sha256: str, library: Library, overrid
             if is_clean:
                 problems += validate(CompleteExperiment, experiment.node)[1]
             problems += _check_experiment(experiment, library)
+        problems += _check_claims(root, {experiment.name: experiment for experiment in merged})
     problems += [*_check_names(root), *_check_nulls(root)]
     raise_problems(problems)
     return Workflow(path, sha256, root, tuple(overrides), library)
@@ -217,6 +218,19 @@ def _check_names(root: Node) -> Iterator[Problem]:
                                            f"{nearest(experiment.value, seen)}")
         if experiment is None and len(seen) > 1 and isinstance(claim.value, dict):
             yield Problem(claim.mark, f"key 'experiment' is missing; there are {one_of(seen)}")
+
+
+def _check_claims(root: Node, experiments: Mapping[str, Merged]) -> Iterator[Problem]:
+    """A claim's method and baseline are methods of its experiment, called as the workflow calls them."""
+    for claim in _children(root, "claims"):
+        named = claim.get("experiment")
+        merged = experiments.get(str(plain(named))) if named else next(iter(experiments.values()), None)
+        methods = [names_of(entry)[0] for entry in _children(merged.node, "methods") if names_of(entry)] if merged else []
+        for key in ("method", "baseline"):
+            node = claim.get(key)
+            if methods and node is not None and isinstance(node.value, str) and node.value not in methods:
+                yield Problem(node.mark, f"{key}: {shown(node.value)} is no method of experiment {merged.name!r}; there are "
+                                         f"{one_of(methods)}{nearest(node.value, methods)}")
 
 
 def _check_overrides(root: Node, overrides: Sequence[Override]) -> Iterator[Problem]:

@@ -61,7 +61,7 @@ def _set(node: Node, steps: Sequence[str], value: Node) -> Node:
 
 
 def _index_of(items: Sequence[Node], step: str) -> int:
-    names = [_names_of(item) for item in items]
+    names = [names_of(item) for item in items]
     for index, found in enumerate(names):
         if step in found or step == str(index):
             return index
@@ -69,7 +69,8 @@ def _index_of(items: Sequence[Node], step: str) -> int:
     raise _NoSuchItem(f"there is no item {step!r}; there are {one_of(known) or 'none'}{nearest(step, known)}")
 
 
-def _names_of(item: Node) -> list[str]:
+def names_of(item: Node) -> list[str]:
+    """How an item of a list may be called: its label before its name before its id."""
     if isinstance(item.value, str):
         return [item.value]
     named = (item.get(key) for key in ("label", "name", "id"))

@@ -15,7 +15,7 @@ from vramlab.yaml_nodes import nearest, one_of
 
 PLATFORMS = ("cpu", "cuda")
 KINDS = ("step", "train", "max_batch")
-CLAIM_RULES = ("memory_saved_percent", "max_batch_ratio", "training_equal", "swap_not_first")
+CLAIM_RULES = ("memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first")
 
 
 def _as_mapping(value: Any) -> Any:
@@ -129,7 +129,7 @@ class Claim(Strict):
     id: str
     rule: Literal[CLAIM_RULES]
     experiment: str | None = None
-    method: str | None = None
+    method: str | None = None  # as the workflow calls it: its label, else its name
     baseline: str | None = None
     value: Annotated[Any, AfterValidator(_check_claimed)] = None  # the paper's; absent = as the claim's data says
     tolerance: Annotated[float, Field(ge=0)] | None = None

@@ -1,0 +1,163 @@
+"""Every command and its options. The work is done elsewhere, imported when a command is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vramlab import __version__
+
+app = typer.Typer(
+    name="vramlab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="A reproducibility benchmark harness for GPU-memory management in DNN training.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+
+def _group(name: str, text: str) -> typer.Typer:
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
+    app.add_typer(group, name=name)
+    return group
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Collections = Annotated[list[Path] | None, typer.Option("--collection", metavar="DIR", help="A further collection; may be repeated.")]
+Results = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Where the runs are.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)]
+Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0|sim:NAME", help="What the target auto stands for.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, WORKFLOW/RUN, the start of its id, or a workflow's name.")]
+
+_run = _group("run", "Run a workflow.")
+_validate = _group("validate", "Check a file.")
+_plan = _group("plan", "Plan a step without running it.")
+_report = _group("report", "Write the report of runs.")
+_check = _group("check", "Check a method of a collection.")
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"vramlab {__version__}")
+        raise typer.Exit()
+
+
+@_run.command("workflow")
+def run_workflow(
+    file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A workflow's path or name.")],
+    overrides: Overrides = None,
+    device: Device = "auto",
+    output_dir: Results = Path("results"),
+    collection: Collections = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, what it takes and what cannot be tested here.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a workflow, or resume it: cells that are done are kept. KEY=VALUE overrides any key: batch_sizes=[8,16] model.image_size=64."""
+    from vramlab.cli.workflows import run
+
+    raise typer.Exit(run(file, overrides or [], device, output_dir, collection or [], is_dry=dry_run, as_json=as_json))
+
+
+@_validate.command("workflow")
+def validate_workflow(
+    file: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A workflow's path or name.")],
+    overrides: Overrides = None,
+    collection: Collections = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a workflow for CPU and GPU; every error names file, line and column."""
+    from vramlab.cli.workflows import validate
+
+    raise typer.Exit(validate(file, overrides or [], collection or [], as_json=as_json))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|devices|claims|runs", show_default=False)],
+    tags: Annotated[str | None, typer.Option("--tags", metavar="T[,T]", help="Only what carries all of these tags.")] = None,
+    collection: Collections = None,
+    output_dir: Results = Path("results"),
+    as_json: AsJson = False,
+) -> None:
+    """List models, methods, workflows, devices, claims or runs."""
+    from vramlab.cli.shelves import list_shelf
+
+    raise typer.Exit(list_shelf(what, tags.split(",") if tags else [], collection or [], output_dir, as_json=as_json))
+
+
+@app.command("show")
+def show(
+    what: Annotated[str, typer.Argument(metavar="method|model|device|claim", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    collection: Collections = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show all of one method, model, device or claim."""
+    from vramlab.cli.shelves import show_item
+
+    raise typer.Exit(show_item(what, name, collection or [], as_json=as_json))
+
+
+@_plan.command("step")
+def plan_step(
+    model: Annotated[str, typer.Option("--model", metavar="NAME")],
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)],
+    method: Annotated[str, typer.Option("--method", metavar="NAME")],
+    overrides: Overrides = None,
+    budget: Annotated[str | None, typer.Option("--budget", metavar="60%|6GiB|auto")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="cpu|cuda:0|sim:NAME")] = "sim:v100-32gb",
+    collection: Collections = None,
+    as_json: AsJson = False,
+) -> None:
+    """Capture one training step, plan it and predict it. KEY=VALUE sets any key: model.image_size=64 training.optimizer=adam."""
+    from vramlab.cli.workflows import plan_one_step
+
+    raise typer.Exit(plan_one_step(model, batch, method, budget, device, overrides or [], collection or [], as_json=as_json))
+
+
+@_report.command("run")
+def report_run(runs: Annotated[list[str], typer.Argument(metavar="RUN...")], output_dir: Results = Path("results")) -> None:
+    """Write report.html of one run or more, from their records."""
+    from vramlab.cli.runs import report
+
+    raise typer.Exit(report(runs, output_dir))
+
+
+@app.command("crowd-submit")
+def crowd_submit(
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the bundle goes.")],
+    output_dir: Results = Path("results"),
+) -> None:
+    """Pack a run's records and their hashes into a bundle.
+
+    The bundle is what a shared collection takes in.
+    """
+    from vramlab.cli.runs import submit
+
+    raise typer.Exit(submit(run, to, output_dir))
+
+
+@app.command("cite")
+def cite(run: RunName, output_dir: Results = Path("results"), collection: Collections = None) -> None:
+    """Print BibTeX of the papers that a run used."""
+    from vramlab.cli.runs import print_citations
+
+    raise typer.Exit(print_citations(run, output_dir, collection or []))
+
+
+@_check.command("method")
+def check_method(name: Annotated[str, typer.Argument(metavar="NAME")], collection: Collections = None, as_json: AsJson = False) -> None:
+    """Check a method: its card, its imports, its options, and its plans on a small tape at several budgets."""
+    from vramlab.cli.shelves import check_one_method
+
+    raise typer.Exit(check_one_method(name, collection or [], as_json=as_json))
+
+
+@app.command("doctor")
+def doctor(output_dir: Results = Path("results"), as_json: AsJson = False) -> None:
+    """Say what this machine can do, and how to fix the rest."""
+    from vramlab.cli.runs import examine
+
+    raise typer.Exit(examine(output_dir, as_json=as_json))

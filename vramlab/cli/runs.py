@@ -1,0 +1,74 @@
+"""What is done with finished runs, and with this machine: report, submit, cite, doctor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Iterator, Sequence
+
+from vramlab.cli.words import print_json, table
+from vramlab.collection import Library, Paper, UnknownName, find_collections
+from vramlab.run_folder import resolve_run
+
+
+def report(runs: Sequence[str], results: Path) -> int:
+    """Write report.html of each run and print its path."""
+    from vramlab.report import render
+
+    for run in [resolve_run(name, results) for name in runs]:
+        print(render(run.folder))
+    return 0
+
+
+def submit(name: str, to: str, results: Path) -> int:
+    """Write a bundle of a run's records and print its path."""
+    from vramlab.crowd.bundle import Refused, pack
+
+    run = resolve_run(name, results)
+    try:
+        print(pack(run, Path(to)))
+    except Refused as error:
+        print(error)
+        return 4
+    return 0
+
+
+def print_citations(name: str, results: Path, extra: Sequence[Path]) -> int:
+    """BibTeX of each paper once, in the order of the run's cells."""
+    run, library = resolve_run(name, results), Library(find_collections(extra))
+    configs = [cell["config"] for cell in run.plan["cells"]]
+    for entry in dict.fromkeys(_entries(configs, library)):
+        print(entry + "\n")
+    return 0
+
+
+def _entries(configs: Sequence[dict], library: Library) -> Iterator[str]:
+    for config in configs:
+        for find, name in ((library.method, config["method"]), (library.model, config["model"])):
+            try:
+                card = find(name).card
+            except UnknownName:
+                yield f"% {name} is in no collection here"
+                continue
+            if card.paper is not None:
+                yield card.paper.bibtex.strip() if card.paper.bibtex else _bibtex(name, card.paper)
+
+
+def _bibtex(key: str, paper: Paper) -> str:
+    fields = {"title": "{" + paper.title + "}", "author": " and ".join(paper.authors), "howpublished": paper.venue, "year": str(paper.year),
+              "doi": paper.doi, "url": paper.url}
+    lines = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
+    return "@misc{" + key + ",\n" + ",\n".join(lines) + "\n}"
+
+
+def examine(results: Path, *, as_json: bool) -> int:
+    """Print what this machine can do; exit code 3 when nothing can run."""
+    from vramlab import doctor
+
+    findings = doctor.examine(results)
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        rows = [(str(f.state), f.what, f.said + (f". Fix: {f.fix}" if f.fix else "")) for f in findings]
+        print(table(("state", "what", "found"), rows))
+    return 0 if doctor.can_run(findings) else 3

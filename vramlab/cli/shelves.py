@@ -1,0 +1,204 @@
+"""list, show and check: what the collections and the results hold."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+from vramlab.cli.words import command, print_json, table
+from vramlab.collection import Library, Method, Model, Option, find_collections
+from vramlab.device import load_profile, profile_names
+from vramlab.errors import WorkflowError
+from vramlab.report.claims import load_claims
+from vramlab.report.words import bytes_in_words, join_words
+from vramlab.run_folder import find_runs
+from vramlab.yaml_nodes import nearest, one_of, plain, read_yaml
+
+Rows = list[dict[str, Any]]
+
+
+def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: Path, *, as_json: bool) -> int:
+    """Print what there is. Exit code 2 when a card cannot be read: its problems are on stderr, the others are listed."""
+    _require(what, _LISTS)
+    problems: list[str] = []
+    rows = _LISTS[what](Library(find_collections(extra)), results, problems)
+    wanted = {tag.strip() for tag in tags if tag.strip()}
+    rows = [row for row in rows if wanted <= set(row.get("tags", ()))]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        columns = list(rows[0])
+        print(table(columns, [[_in_words(row[column]) for column in columns] for row in rows]))
+    else:
+        print(f"no {what}" + (f" with tags {join_words(sorted(wanted))}" if wanted else ""))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 2 if problems else 0
+
+
+def show_item(what: str, name: str, extra: Sequence[Path], *, as_json: bool) -> int:
+    """Print all that is known of one thing."""
+    _require(what, _SHOWS)
+    body = _SHOWS[what](Library(find_collections(extra)), name)
+    if as_json:
+        print_json(body)
+    else:
+        print("\n".join(_lines(body)))
+    return 0
+
+
+def check_one_method(name: str, extra: Sequence[Path], *, as_json: bool) -> int:
+    """Print every check of a method; exit code 1 when one fails."""
+    from vramlab.method_check import check_method
+
+    checks = check_method(Library(find_collections(extra)).method(name))
+    if as_json:
+        print_json([asdict(check) for check in checks])
+    else:
+        print("\n".join(f"{'ok  ' if not check.faults else 'FAIL'}  {check.what}" + "".join(f"\n        {fault}" for fault in check.faults)
+                        for check in checks))
+    return 1 if any(check.faults for check in checks) else 0
+
+
+def _require(what: str, known: Mapping[str, Any]) -> None:
+    if what not in known:
+        raise WorkflowError(f"{what!r} is not allowed; allowed: {one_of(known)}{nearest(what, known)}")
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return {True: "yes", False: "no", None: ""}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
+
+
+# ------------------------------------------------------------------------------------------------ lists
+
+
+def _read_all(paths: Mapping[str, Any], read: Callable[[str], Any], problems: list[str]) -> list[Any]:
+    found = []
+    for name in paths:
+        try:
+            found.append(read(name))
+        except WorkflowError as error:
+            problems.append(str(error))
+    return found
+
+
+def _methods(library: Library, results: Path, problems: list[str]) -> Rows:
+    methods: list[Method] = _read_all(library.method_paths, library.method, problems)
+    return [{"name": m.name, "kind": m.card.kind, "takes_budget": m.card.takes_budget, "title": m.card.title, "tags": m.card.tags}
+            for m in methods]
+
+
+def _models(library: Library, results: Path, problems: list[str]) -> Rows:
+    models: list[Model] = _read_all(library.model_paths, library.model, problems)
+    return [{"name": m.name, "family": m.card.family, "title": m.card.title, "size": _input_size(m), "tags": m.card.tags} for m in models]
+
+
+def _input_size(model: Model) -> str:
+    options = model.card.options
+    if "image_size" in options:
+        return f"{options['image_size'].default} px"
+    return f"{options['sequence_length'].default} tokens"
+
+
+def _workflows(library: Library, results: Path, problems: list[str]) -> Rows:
+    def read(name: str) -> dict[str, Any]:
+        path = library.workflow(name)
+        body = plain(read_yaml(path))
+        body = body if isinstance(body, dict) else {}
+        return {"name": name, "title": body.get("title"), "run": command("run", "workflow", name), "tags": []}
+
+    return [{key: value for key, value in row.items() if key != "tags"} for row in _read_all(library.workflow_paths, read, problems)]
+
+
+def _devices(library: Library, results: Path, problems: list[str]) -> Rows:
+    return [{"name": name, "memory": bytes_in_words(profile.memory_bytes), "TFLOP/s": round(profile.flops_per_second / 1e12, 2),
+             "GB/s": round(profile.memory_bytes_per_second / 1e9), "to host GB/s": round(profile.d2h_bytes_per_second / 1e9, 1)}
+            for name in profile_names() for profile in [load_profile(name)]]
+
+
+def _claims(library: Library, results: Path, problems: list[str]) -> Rows:
+    known = load_claims(library.report_files("claims.yaml"))
+    return [{"id": c.id, "system": c.system, "model": c.model, "metric": c.metric, "value": c.in_words, "confidence": c.confidence}
+            for c in known.values()]
+
+
+def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
+    rows = []
+    for run in find_runs(results):
+        records = run.records()
+        outcomes = Counter(str(record.outcome) for record in records.values())
+        rows.append({"run": run.name, "started": run.plan["started"], "cells": len(run.plan["cells"]), "done": len(records),
+                     "outcomes": ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())),
+                     "overrides": list(run.plan["overrides"])})
+    return rows
+
+
+_LISTS: Mapping[str, Callable[[Library, Path, list[str]], Rows]] = {
+    "models": _models, "methods": _methods, "workflows": _workflows, "devices": _devices, "claims": _claims, "runs": _runs,
+}
+
+
+# ------------------------------------------------------------------------------------------------ one item
+
+
+def _method(library: Library, name: str) -> dict[str, Any]:
+    method = library.method(name)
+    return {"name": method.name, **method.card.model_dump(), "folder": str(method.folder), "source_sha256": method.sha256}
+
+
+def _model(library: Library, name: str) -> dict[str, Any]:
+    model = library.model(name)
+    return {**model.body, "path": str(model.path), "source_sha256": model.sha256}
+
+
+def _device(library: Library, name: str) -> dict[str, Any]:
+    if name not in profile_names():
+        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(profile_names())}{nearest(name, profile_names())}")
+    return load_profile(name).to_json()
+
+
+def _claim(library: Library, name: str) -> dict[str, Any]:
+    known = load_claims(library.report_files("claims.yaml"))
+    if name not in known:
+        raise WorkflowError(f"there is no claim {name!r}{nearest(name, known) or '; ' + command('list', 'claims') + ' lists all'}")
+    methods = [method for method in library.method_paths if name in library.method(method).card.claims]
+    return {**asdict(known[name]), "methods": methods}
+
+
+_SHOWS: Mapping[str, Callable[[Library, str], dict[str, Any]]] = {
+    "method": _method, "model": _model, "device": _device, "claim": _claim,
+}
+
+
+def _lines(body: Mapping[str, Any], indent: str = "") -> list[str]:
+    """A mapping as aligned `key  value` lines; nested ones below their key, empty ones left out."""
+    lines = []
+    width = max((len(key) for key, value in body.items() if not isinstance(value, dict)), default=0)
+    for key, value in body.items():
+        if value in (None, "", [], {}):
+            continue
+        if key == "options" and isinstance(value, dict):
+            lines += [f"{indent}options", *(f"{indent}  {name}: {_option(option)}" for name, option in value.items())]
+        elif isinstance(value, dict):
+            lines += [f"{indent}{key}", *_lines(value, indent + "  ")]
+        elif key in ("deviations", "bibtex"):
+            entries = value if isinstance(value, list) else value.splitlines()
+            lines += [f"{indent}{key}", *(f"{indent}  {'- ' if isinstance(value, list) else ''}{entry}" for entry in entries)]
+        else:
+            lines.append(f"{indent}{key:<{width}}  {_in_words(value)}")
+    return lines
+
+
+def _option(declared: Mapping[str, Any]) -> str:
+    option = Option(**declared)
+    facts = [f"default {_in_words(option.default) or 'none'}"]
+    facts += [f"one of {one_of(map(str, option.choices))}"] if option.choices else []
+    facts += [f"at least {option.min:g}"] if option.min is not None else []
+    facts += [f"at most {option.max:g}"] if option.max is not None else []
+    facts += [f"{option.symbol} in the paper"] if option.symbol else []
+    return f"{option.type}, {', '.join(facts)}: {option.help}"

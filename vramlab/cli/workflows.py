@@ -1,0 +1,233 @@
+"""run workflow, validate workflow, plan step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, Sequence
+
+from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
+from vramlab.cli.words import command, duration, print_json, table
+from vramlab.collection import Library, find_collections
+from vramlab.doctor import detect_host
+from vramlab.environment import cache_dir
+from vramlab.errors import EnvironmentUnable
+from vramlab.record import Outcome, RunRecord
+from vramlab.report.words import DASH, bytes_in_words, budget_in_words, is_simulated_target, seconds_in_words
+from vramlab.run_folder import RunFolder, is_done
+from vramlab.runner import Result, Runner, plan_to_json
+from vramlab.workflow import Host, Plan, expand, load_workflow, single_cell
+
+
+def open_library(extra: Sequence[Path]) -> Library:
+    """All collections in sight."""
+    return Library(find_collections(extra))
+
+
+def run(file: str, overrides: Sequence[str], device: str, results: Path, extra: Sequence[Path], *, is_dry: bool, as_json: bool) -> int:
+    """Run or resume; the exit code."""
+    workflow = load_workflow(file, open_library(extra), overrides)
+    plan = expand(workflow, detect_host(device))
+    if is_dry:
+        return _dry_run(plan, results, as_json)
+    result = Runner(plan, results, display_for(as_json)).run()
+    again = command("run", "workflow", file, *overrides, *_options(device, results, extra))
+    if result.is_interrupted:
+        print(f"Interrupted: {_count_done(result)} of {len(plan.cells)} cells are done. To go on: {again}", file=sys.stderr)
+        return result.exit_code
+    from vramlab.report import render
+
+    report = render(result.run.folder)
+    if as_json:
+        print_json(_result_to_json(plan, result, report))
+    else:
+        _print_result(plan, result, report, again)
+    return result.exit_code
+
+
+def _options(device: str, results: Path, extra: Sequence[Path]) -> list[str]:
+    words = [] if device == "auto" else ["--device", device]
+    words += [] if results == Path("results") else ["--output-dir", str(results)]
+    return words + [word for folder in extra for word in ("--collection", str(folder))]
+
+
+def _count_done(result: Result) -> int:
+    return sum(is_done(record) for record in result.records.values())
+
+
+# ------------------------------------------------------------------------------------------------ the result
+
+
+def result_row(plan_label: str, record: RunRecord) -> list[str]:
+    """One line of the result table."""
+    config, is_simulated = record.config, is_simulated_target(record.config)
+    block = record.predicted if is_simulated else record.measured
+    batch = config["batch_size"] if config["batch_size"] is not None else record.search.get("largest")
+    target = f"{config['target'].removeprefix('sim:')} *simulated*" if is_simulated else config["target"]
+    return [
+        config["experiment"], config["model"], DASH if batch is None else str(batch), plan_label,
+        DASH if config["budget"] is None else budget_in_words(config), target, str(record.outcome), _truth(record, is_simulated),
+        bytes_in_words(block.get("peak_bytes")), _time(record, is_simulated),
+    ]
+
+
+def _truth(record: RunRecord, is_simulated: bool) -> str:
+    return DASH if is_simulated else str(record.truth).replace("_", " ")
+
+
+def _time(record: RunRecord, is_simulated: bool) -> str:
+    if is_simulated:
+        return seconds_in_words(record.predicted.get("step_seconds"))
+    ratio = (record.measured.get("ratio") or {}).get("median")
+    return DASH if ratio is None else f"{ratio:.2f}x eager"
+
+
+COLUMNS = ("experiment", "model", "batch", "method", "budget", "target", "outcome", "truth", "peak", "step time")
+
+
+def _print_result(plan: Plan, result: Result, report: Path, again: str) -> None:
+    labels = {cell.cell_id: cell.label for cell in plan.cells}
+    print()
+    print(table(COLUMNS, [result_row(labels[cell_id], record) for cell_id, record in result.records.items()], right=("batch", "peak")))
+    failed = [(cell_id, record) for cell_id, record in result.records.items() if not plan.is_expected(record.kind, record.outcome)]
+    for cell_id, record in failed:
+        print(f"\n{record.outcome}: {_title(plan, cell_id)}: {summary(record)}\n  {result.run.cell_folder(cell_id) / 'stdout.log'}")
+    if any(not is_done(record) for _, record in failed):
+        print(f"\nTo run the cells again that crashed or timed out: {again}")
+    _print_untestable(plan)
+    print(f"\nreport: {report}")
+
+
+def _title(plan: Plan, cell_id: str) -> str:
+    return next(cell.title for cell in plan.cells if cell.cell_id == cell_id)
+
+
+def _print_untestable(plan: Plan) -> None:
+    for out in plan.left_out:
+        print(f"left out: {out.experiment} on {out.target}: {out.reason}")
+    for claim, reason in plan.untestable_claims():
+        print(f"not testable here: claim {claim.id}: {reason}")
+
+
+def _result_to_json(plan: Plan, result: Result, report: Path) -> dict[str, Any]:
+    return {
+        "run": result.run.name, "run_folder": str(result.run.folder), "report": str(report), "exit_code": result.exit_code,
+        "outcomes": dict(Counter(str(record.outcome) for record in result.records.values())),
+        "cells": [record.to_json() for record in result.records.values()],
+        "left_out": plan_to_json(plan)["left_out"],
+    }
+
+
+# ------------------------------------------------------------------------------------------------ dry run, validate
+
+
+def _dry_run(plan: Plan, results: Path, as_json: bool) -> int:
+    run = RunFolder(results / plan.workflow.name / plan.run_id)
+    done = {cell.cell_id for cell in plan.cells if is_done(run.record(cell.cell_id))}
+    seconds = time_left(plan, run).seconds()
+    exit_code = 0 if plan.cells else 3
+    if as_json:
+        print_json(plan_to_json(plan) | {
+            "run_folder": str(run.folder), "done": sorted(done), "minutes_left": None if seconds is None else seconds / 60,
+            "disk_bytes": plan.expected.disk_bytes, "disk_free_bytes": _free_bytes(results),
+            "untestable_claims": [{"id": claim.id, "reason": reason} for claim, reason in plan.untestable_claims()],
+        })
+        return exit_code
+    label = f" ({plan.label})" if plan.label else ""
+    print(f"{plan.title}{label}\n")
+    print(table(("cell", "experiment", "what", "state"), [
+        (cell.cell_id, cell.config["experiment"], cell.title, "done" if cell.cell_id in done else "to run") for cell in plan.cells
+    ]))
+    left = "not known yet" if seconds is None else f"about {duration(seconds)}"
+    print(f"\n{len(plan.cells)} cells, {len(done)} done; time left: {left}; disk: {_disk_in_words(plan, results)}")
+    print(f"run folder: {run.folder}")
+    _print_untestable(plan)
+    return exit_code
+
+
+def _free_bytes(results: Path) -> int:
+    there = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
+
+
+def _disk_in_words(plan: Plan, results: Path) -> str:
+    needed = plan.expected.disk_bytes
+    return f"{'not stated' if needed is None else bytes_in_words(needed)}, {bytes_in_words(_free_bytes(results))} free"
+
+
+def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_json: bool) -> int:
+    """Check for both platforms and count the cells of each. WorkflowError lists what is wrong."""
+    workflow = load_workflow(file, open_library(extra), overrides)
+    plans = {"cpu": expand(workflow, Host("cpu")), "cuda": expand(workflow, Host("cuda:0", 1))}
+    if as_json:
+        print_json({"name": workflow.name, "path": workflow.path, "sha256": workflow.sha256,
+                    "cells": {platform: len(plan.cells) for platform, plan in plans.items()}})
+    else:
+        print(f"{workflow.path} is valid: {len(plans['cpu'].cells)} cells on a CPU, {len(plans['cuda'].cells)} with a GPU")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------ plan step
+
+
+def plan_one_step(model: str, batch: int, method: str, budget: str | None, device: str, overrides: Sequence[str],
+                  extra: Sequence[Path], *, as_json: bool) -> int:
+    """One cell, run in a folder that is thrown away; what is predicted for it."""
+    library = open_library(extra)
+    settings: dict[str, Any] = {"model": model, "batch_sizes": [batch], "methods": [method], "targets": ["auto"],
+                                "measure": {"time": False, "peak": False}}
+    if budget is not None:
+        settings["budgets"] = [budget]
+    plan = single_cell(library, settings, overrides, detect_host(device))
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=_scratch()) as folder:
+        result = Runner(plan, Path(folder), _Silent()).run()
+        if result.is_interrupted:
+            return result.exit_code
+        record = next(iter(result.records.values()), None)
+    if record is None:
+        raise EnvironmentUnable("the step was not planned: its cell left no record")
+    if as_json:
+        print_json(record.to_json())
+    else:
+        _print_prediction(record)
+    return result.exit_code
+
+
+def _scratch() -> Path:
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+class _Silent(PlainDisplay):
+    """Says nothing: the answer is one block."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def _say(self, line: str) -> None:
+        pass
+
+
+def _print_prediction(record: RunRecord) -> None:
+    config, predicted = record.config, record.predicted
+    print(f"{config['model']} batch {config['batch_size']}, {config['method']} {json.dumps(config['options'])}: {record.outcome}"
+          f"{f' ({record.message})' if record.message else ''}")
+    if record.outcome is not Outcome.OK:
+        return
+    rows = [
+        ("budget", bytes_in_words(record.budget_bytes)),
+        ("peak", f"{bytes_in_words(predicted.get('peak_bytes'))} at {predicted.get('peak_op', DASH)}"),
+        ("host peak", bytes_in_words(predicted.get("peak_host_bytes"))),
+        ("eager's peak", bytes_in_words(record.eager_peak_bytes)),
+        ("step", seconds_in_words(predicted.get("step_seconds"))),
+        ("recomputing", seconds_in_words(predicted.get("recompute_seconds"))),
+        ("waiting for copies", seconds_in_words(predicted.get("stall_seconds"))),
+        ("moved", bytes_in_words(predicted.get("moved_bytes"))),
+    ]
+    print(f"all *simulated* on {predicted.get('profile', config['target'])}:")
+    print("\n".join(f"  {name:<19} {value}" for name, value in rows))

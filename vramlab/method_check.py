@@ -1,0 +1,201 @@
+"""Questions that every method must answer, put to one method: its imports, its options, and its plans on a small tape.
+
+For an author who has dropped a folder into a collection. The tape is a chain of convolution-like layers with a backward
+phase, small enough to follow by hand; the budgets run from all that eager needs down to what no method can reach.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from vramlab.check import check_schedule
+from vramlab.collection import Method, source_files
+from vramlab.device import load_profile
+from vramlab.errors import PlanInfeasible, ScheduleError, Unsupported
+from vramlab.liveness import lower_bound_bytes, replay_schedule
+from vramlab.planner import Budget
+from vramlab.schedule import Schedule
+from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
+
+PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
+    "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
+    "kernels", "record",
+)})
+SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what replay needs
+_MAP, _WEIGHT = 1 << 20, 1 << 16
+_DEVICE = "v100-32gb"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question; no faults: it is answered well."""
+
+    what: str
+    faults: list[str]
+
+
+def check_method(method: Method) -> list[Check]:
+    """All questions in order; later ones are left out when the method does not even load."""
+    checks = [Check("imports only the standard library, numpy, its own files and vramlab's pure modules", list(_import_faults(method)))]
+    try:
+        build = method.load().build
+    except Exception as error:  # whatever an author's module raises while it is imported is the answer
+        return [*checks, Check("loads", [f"{type(error).__name__}: {error}"])]
+    checks.append(Check("build() has the card's options with the card's defaults", list(_option_faults(method, build))))
+    if method.card.kind == "planner" and not checks[-1].faults:
+        checks += _plan_checks(method)
+    return checks
+
+
+# ------------------------------------------------------------------------------------------------ imports and options
+
+
+def _import_faults(method: Method) -> Iterator[str]:
+    is_native = method.card.kind == "native"
+    for path in source_files(method.folder):
+        if path.suffix != ".py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        inner = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            for name in _imported(node):
+                may = name.partition(".")[0] in sys.stdlib_module_names | {"numpy", "numba"} or name in PURE
+                if not may and not (is_native and id(node) in inner):
+                    yield f"{path.name}:{node.lineno} imports {name}" + (" outside a function" if is_native else "")
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0:
+        return [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "vramlab" else [node.module or ""]
+    return []
+
+
+def _option_faults(method: Method, build: Callable[..., Any]) -> Iterator[str]:
+    parameters = dict(inspect.signature(build).parameters)
+    for name in ("model", "loss_fn", "optimizer") if method.card.kind == "native" else ():
+        if parameters.pop(name, None) is None:
+            yield f"build() has no parameter {name!r}"
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    for name, option in method.card.options.items():
+        if name not in named and not takes_any:
+            yield f"build() has no parameter for option {name!r}"
+        elif name in named and named[name].default is not inspect.Parameter.empty and named[name].default != option.read(option.default):
+            yield f"option {name!r} defaults to {option.default!r} in the card and to {named[name].default!r} in build()"
+    for name in set(named) - set(method.card.options):
+        yield f"build() has a parameter {name!r} that the card does not declare"
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def _plan_checks(method: Method) -> list[Check]:
+    tape = chain(8)
+    needed = check_schedule(tape, replay_schedule(tape)).peak_bytes
+    least = lower_bound_bytes(tape)
+    budgets = [Budget(device_bytes=int(needed * share)) for share in SHARES]
+    plans = [_plan(method, tape, budget) for budget in budgets]
+    unsupported = [plan for plan in plans if isinstance(plan, Unsupported)]
+    if unsupported:
+        return [Check(f"plans a chain of convolutions, or says what it needs: {unsupported[0]}", [])]
+    legal = [fault for plan, budget in zip(plans, budgets) for fault in _legality(method, tape, plan, budget)]
+    checks = [
+        Check("every plan is legal and within its budget", legal),
+        Check("a refused budget names the smallest one that can be reached", [f for p, b in zip(plans, budgets) for f in _refusal(p, b)]),
+        Check("the same question gets the same plan, and a plan survives JSON", list(_repeatability(method, tape, plans, budgets))),
+    ]
+    if method.card.takes_budget:
+        below = _plan(method, tape, Budget(device_bytes=least - 1))
+        checks.append(Check("a budget below what any schedule can reach is refused",
+                            [] if isinstance(below, PlanInfeasible) else [f"{least - 1:,} bytes: {_said(below)}"]))
+    return checks
+
+
+def _plan(method: Method, tape: Tape, budget: Budget) -> Schedule | Exception:
+    """A fresh planner's answer; what it raises is an answer, too."""
+    try:
+        return method.build().plan(tape, load_profile(_DEVICE), budget)
+    except Exception as error:
+        return error
+
+
+def _said(plan: Schedule | Exception) -> str:
+    return "it gave a plan" if isinstance(plan, Schedule) else f"{type(plan).__name__}: {plan}"
+
+
+def _legality(method: Method, tape: Tape, plan: Any, budget: Budget) -> list[str]:
+    if isinstance(plan, PlanInfeasible) and method.card.takes_budget:
+        return []
+    if not isinstance(plan, Schedule):
+        return [f"{budget.device_bytes:,} bytes: {_said(plan)}"]
+    try:
+        check_schedule(tape, plan, budget if method.card.takes_budget else None)
+    except ScheduleError as error:
+        return [f"{budget.device_bytes:,} bytes: {error}"]
+    return []
+
+
+def _refusal(plan: Any, budget: Budget) -> list[str]:
+    if isinstance(plan, PlanInfeasible) and plan.smallest_bytes is not None and plan.smallest_bytes <= budget.device_bytes:
+        return [f"{budget.device_bytes:,} bytes are refused, although {plan.smallest_bytes:,} are said to be enough"]
+    return []
+
+
+def _repeatability(method: Method, tape: Tape, plans: list[Any], budgets: list[Budget]) -> Iterator[str]:
+    for plan, budget in zip(plans, budgets):
+        if not isinstance(plan, Schedule):
+            continue
+        again = _plan(method, tape, budget)
+        if not isinstance(again, Schedule) or again.to_json() != plan.to_json():
+            yield f"{budget.device_bytes:,} bytes: a second call gave another plan"
+        if Schedule.from_json(plan.to_json()).to_json() != plan.to_json():
+            yield f"{budget.device_bytes:,} bytes: the plan changes on its way through JSON"
+
+
+# ------------------------------------------------------------------------------------------------ the tape
+
+
+def chain(layers: int) -> Tape:
+    """A chain of `layers` convolutions and its backward phase: forward ops take 1 ms, backward ops 2 ms; each map is 1 MiB."""
+    return _Chain(layers).tape()
+
+
+class _Chain:
+    def __init__(self, layers: int) -> None:
+        self.storages: list[Storage] = []
+        self.ops: list[Op] = []
+        x = self._storage(_MAP, Role.INPUT, "x", stays=True)
+        weights = [self._storage(_WEIGHT, Role.PARAMETER, f"conv{i}.weight", stays=True) for i in range(layers)]
+        maps = [x]
+        for i, weight in enumerate(weights):
+            maps.append(self._op("aten.convolution.default", [maps[-1], weight], [(_MAP, Role.ACTIVATION)], f"conv{i}")[0])
+        self.loss = self._op("aten.mean.default", [maps[-1]], [(4, Role.ACTIVATION)], "", at_end=True)[0]
+        (gradient,) = self._op("aten.expand_copy.default", [self.loss], [(_MAP, Role.TEMPORARY)], "", Phase.BACKWARD)
+        for i in reversed(range(layers)):
+            outputs = [(_WEIGHT, Role.GRADIENT)] + ([(_MAP, Role.TEMPORARY)] if i else [])
+            made = self._op("aten.convolution_backward.default", [gradient, maps[i], weights[i]], outputs, f"conv{i}", Phase.BACKWARD)
+            gradient = made[-1]
+
+    def _storage(self, nbytes: int, role: Role, name: str = "", *, stays: bool = False, at_end: bool = False) -> int:
+        index = len(self.storages)
+        self.storages.append(Storage(id=index, nbytes=nbytes, role=role, name=name or f"%{index}", at_start=stays,
+                                     at_end=stays or at_end or role is Role.GRADIENT))
+        return index
+
+    def _op(self, target: str, inputs: list[int], outputs: list[tuple[int, Role]], layer: str, phase: Phase = Phase.FORWARD, *,
+            at_end: bool = False) -> list[int]:
+        made = [self._storage(nbytes, role, at_end=at_end) for nbytes, role in outputs]
+        self.ops.append(Op(id=len(self.ops), target=target, args=[{"tensor": t} for t in inputs], kwargs={}, inputs=tuple(inputs),
+                           outputs=tuple(made), phase=phase, layer=layer, seconds=0.002 if phase is Phase.BACKWARD else 0.001, flops=10**9))
+        return made
+
+    def tape(self) -> Tape:
+        tensors = tuple(Tensor(id=s.id, storage=s.id, dtype="uint8", shape=(s.nbytes,), strides=(1,), offset=0) for s in self.storages)
+        return Tape(ops=tuple(self.ops), tensors=tensors, storages=tuple(self.storages), loss=self.loss, device_type="cpu", batch_size=1)
