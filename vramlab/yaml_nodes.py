@@ -206,14 +206,14 @@ class _Converter:
         if isinstance(node, yaml.ScalarNode) and (node.tag == "quoted" or isinstance(self.scalar(node, where), str)):
             if node.tag == "plain" and node.value == "<<":
                 self.problems.append(Problem(where, "merge keys (<<) are not allowed; write the keys out"))
-            return node.value
+            return self.text(node.value, where)
         text = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
         self.problems.append(Problem(where, f"key {text!r} is no text; put it in quotes"))
         return str(text)
 
     def scalar(self, node: yaml.ScalarNode, mark: Mark) -> Scalar:
         if node.tag != "plain":
-            return node.value
+            return self.text(node.value, mark)
         if _NOT_FINITE.fullmatch(node.value):
             self.problems.append(Problem(mark, f"{node.value} is not allowed; write a finite number"))
             return None
@@ -222,6 +222,14 @@ class _Converter:
             self.problems.append(Problem(mark, f"{node.value} is beyond what a number can hold; put text in quotes"))
             return None
         return value
+
+    def text(self, value: str, mark: Mark) -> str:
+        """JSON writes one character beyond 16 bits as two escapes, which PyYAML keeps apart."""
+        try:
+            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            self.problems.append(Problem(mark, "half a character (a lone surrogate) is not allowed"))
+            return ""
 
     def mark(self, node: yaml.Node) -> Mark:
         return Mark(self.source, node.start_mark.line + 1, node.start_mark.column + 1)

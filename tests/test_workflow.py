@@ -1,0 +1,433 @@
+"""Workflow files: values, places of every error, what is laid on what, and cells resolved by hand."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from shelves import write_method, write_model, write_workflow
+
+from vramlab import __version__
+from vramlab.collection import Library
+from vramlab.errors import WorkflowError
+from vramlab.record import hash_config
+from vramlab.workflow import Host, expand, load_workflow
+from vramlab.yaml_nodes import MAX_BYTES, nearest, parse_yaml, plain, read_yaml
+
+CPU, CUDA = Host("cpu"), Host("cuda:0", cuda_devices=1)
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch) -> Path:
+    for name, takes_budget in (("delta", True), ("eager", False), ("checkpoint", True)):
+        write_method(tmp_path, name, takes_budget=takes_budget)
+    write_model(tmp_path)
+    write_model(tmp_path, "other")
+    write_model(tmp_path, "words", kind="tokens")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def load(shelf: Path, text: str, *overrides: str):
+    return load_workflow(str(write_workflow(shelf, text).relative_to(shelf)), Library([shelf]), overrides)
+
+
+def problems(shelf: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(WorkflowError) as error:
+        load(shelf, text, *overrides)
+    return str(error.value).splitlines()
+
+
+def titles(plan) -> list[str]:
+    return [cell.title for cell in plan.cells]
+
+
+BASE = """\
+schema: 1
+name: small
+title: A small run
+model: toy
+batch_sizes: [8]
+methods: [delta, eager]
+budgets: [60%]
+"""
+
+
+# ------------------------------------------------------------------------------------------------ YAML
+
+
+def test_scalars_are_read_by_yaml_1_2():
+    text = "a: 1e-3\nb: no\nc: 017\nd: 12:30:00\ne: 60%\nf: ~\ng:\nh: '12'\ni: 1.\nj: 0x1F\nk: 2020-01-01\nl: True\nm: -.5E2\nn: 0o17\no: '~'\np: +3\n"
+    assert plain(parse_yaml(text, "f")) == {
+        "a": 0.001, "b": "no", "c": 17, "d": "12:30:00", "e": "60%", "f": None, "g": None, "h": "12", "i": 1.0, "j": 31, "k": "2020-01-01",
+        "l": True, "m": -50.0, "n": 15, "o": "~", "p": 3,
+    }
+
+
+def test_every_key_and_value_knows_its_place():
+    root = parse_yaml("a: 1\nb:\n  - x\n  - {c:   2}\n", "f.yaml")
+    inner = root.value["b"].value[1].value["c"]
+    assert (str(inner.key_mark), str(inner.mark)) == ("f.yaml:4:6", "f.yaml:4:11")
+    assert str(root.value["b"].value[0].mark) == "f.yaml:3:5"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("a: 1\na: 2\nb: 1\na: 3\n", ["f:2:1: key 'a' stands here a second time; first at line 1", "f:4:1: key 'a' stands here a second time; first at line 1"]),
+    ("a: {b: 1, c: 2, b: 3}", ["f:1:17: key 'b' stands here a second time; first at line 1"]),
+    ("", ["f:1:1: the file is empty"]), ("# nothing\n", ["f:1:1: the file is empty"]),
+    ("a: !!python/object/apply:os.system ['true']", ["f:1:4: tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed; write the plain value"]),
+    ("a: !!str 1", ["f:1:4: tag 'tag:yaml.org,2002:str' is not allowed; write the plain value"]),
+    ("1: x\ntrue: y", ["f:1:1: key '1' is no text; put it in quotes", "f:2:1: key 'true' is no text; put it in quotes"]),
+    ("a: &x {b: 1}\nc:\n  <<: *x", ["f:3:3: merge keys (<<) are not allowed; write the keys out"]),
+    ("a: .inf\nb: -.NaN", ["f:1:4: .inf is not allowed; write a finite number"]),
+    ('a: "\\ud800"', ["f:1:4: half a character (a lone surrogate) is not allowed"]),
+    ("a: 1e999", ["f:1:4: 1e999 is beyond what a number can hold; put text in quotes"]),
+    ("a: &x [*x]", ["f:1:4: an alias refers to what it stands in"]),
+    ("a: 1\n---\nb: 2", ["f:2:1: not YAML: but found another document (expected a single document in the stream)"]),
+    ("a:\n\tb: 1", ["f:2:1: not YAML: found character '\\t' that cannot start any token (while scanning for the next token)"]),
+])
+def test_what_yaml_accepts_and_we_do_not(text, expected):
+    with pytest.raises(WorkflowError) as error:
+        parse_yaml(text, "f")
+    assert str(error.value).splitlines() == expected
+
+
+def test_caps(tmp_path):
+    levels = ["a0: &l0 [x]"] + [f"a{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]" for i in range(1, 10)]
+    with pytest.raises(WorkflowError, match="more than 50,000 values once aliases are expanded"):
+        parse_yaml("\n".join(levels), "f")
+    with pytest.raises(WorkflowError, match="more than 1000 aliases"):
+        parse_yaml("a: &x 1\nb: [" + "*x, " * 1001 + "]", "f")
+    with pytest.raises(WorkflowError, match="nested too deep"):
+        parse_yaml("[" * 5000, "f")
+    (tmp_path / "big.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(WorkflowError, match="at most 1,048,576 are read"):
+        read_yaml(tmp_path / "big.yaml")
+    (tmp_path / "latin.yaml").write_bytes("a: 1\nb: é\n".encode("latin-1"))
+    with pytest.raises(WorkflowError, match=r"latin.yaml:2:4: byte 0xe9 is not UTF-8"):
+        read_yaml(tmp_path / "latin.yaml")
+    with pytest.raises(WorkflowError, match="cannot be read: Is a directory"):
+        read_yaml(tmp_path)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=12))
+def test_json_means_what_json_means(value):
+    """JSON is YAML: Python's own reader is the oracle. Characters that YAML cannot hold are escaped."""
+    if isinstance(value, int) and abs(value) >= 10**290:
+        return
+    text = json.dumps(value)
+    if "<<" not in text:
+        assert plain(parse_yaml(text, "f")) == json.loads(text)
+
+
+def test_the_nearest_spelling():
+    assert nearest("detla", ["delta", "eager"]) == "; did you mean 'delta'?"
+    assert nearest("Batch-Sizes", ["batch_sizes", "budgets"]) == "; did you mean 'batch_sizes'?"
+    assert nearest("v100", ["p100", "v100-32gb"]) == "; did you mean 'v100-32gb'?"
+    assert nearest("xyz", ["delta"]) == "" and nearest("", []) == ""
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def test_all_errors_at_once_each_with_place_value_and_what_is_allowed(shelf):
+    text = """\
+schema: 2
+nam: a
+title: 3
+model: {name: toi, image_size: 64}
+batch_sizes: [8, "16", 0]
+methods: [delt, {name: delta, options: {acton: 3, action: swaponly}}, {name: eager, budgets: [60%]}]
+budgets: [80%, 60x, -3]
+targets: [gpu, sim:v100]
+training: {optimiser: sgd, lr: fast, autocast: bf16}
+when:
+  gpu: {label: quick}
+experiments:
+  - {name: s}
+  - {name: s, kind: trian, data: digit}
+  - {name: m, kind: max_batch, batch_sizes: [3]}
+claims: [{id: x, experiment: n, rule: max_batch_ratios}, {}]
+measure:
+"""
+    found = problems(shelf, text)
+    f = "workflows/small.yaml"
+    expected = [
+        f"{f}:1:1: key 'name' is missing",
+        f"{f}:1:9: schema: 2 is not allowed; allowed: 1",
+        f"{f}:3:8: title: 3 is not allowed; must be text; put it in quotes",
+        f"{f}:4:15: there is no model 'toi'; there are other, toy, words; did you mean 'toy'?",
+        f"{f}:5:18: batch_sizes: '16' is not allowed; must be a whole number",
+        f"{f}:5:24: batch_sizes: 0 is not allowed; must be greater than or equal to 1",
+        f"{f}:6:11: there is no method 'delt'; there are checkpoint, delta, eager; did you mean 'delta'?",
+        f"{f}:6:41: method 'delta' has no option 'acton'; allowed: action, threshold; did you mean 'action'?",
+        f"{f}:6:59: action: 'swaponly' is not allowed; allowed: director, swap-only; did you mean 'swap-only'?",
+        f"{f}:6:85: method 'eager' takes no budget; its plan does not depend on one",
+        f"{f}:7:16: budgets: '60x' is not allowed; must be a share of eager's peak such as 60%, a size such as 6GiB, or auto",
+        f"{f}:7:21: budgets: -3 is not allowed; must be a share of eager's peak such as 60%, a size such as 6GiB, or auto",
+        f"{f}:8:11: targets: 'gpu' is not allowed; allowed: auto, cpu, cuda:0, sim:NAME; did you mean 'cpu'?",
+        f"{f}:9:32: lr: 'fast' is not allowed; must be a number",
+        f"{f}:9:48: autocast: 'bf16' is not allowed; allowed: bfloat16, float16; did you mean 'bfloat16'?",
+        f"{f}:11:3: unknown key 'gpu'; allowed: cpu, cuda; did you mean 'cpu'?",
+        f"{f}:14:12: experiment 's' stands here a second time; first at line 13",
+        f"{f}:14:21: kind: 'trian' is not allowed; allowed: step, train, max_batch; did you mean 'train'?",
+        f"{f}:14:34: data: 'digit' is not allowed; allowed: synthetic, digits, imagefolder:PATH; did you mean 'digits'?",
+        f"{f}:15:32: max_batch searches the batch size; write search: {{low: ..., high: ...}}",
+        f"{f}:16:30: there is no experiment 'n'; there are s, m",
+        f"{f}:16:58: key 'id' is missing",
+        f"{f}:17:1: measure: there is no value (are the lines that belong to it indented?)",
+    ]
+    assert [line for line in expected if line not in found] == []
+    assert any(line.startswith(f"{f}:2:1: unknown key 'nam'; allowed: ") and line.endswith("did you mean 'name'?") for line in found)
+    assert any(line.startswith(f"{f}:9:12: unknown key 'optimiser'; allowed: optimizer, ") for line in found)
+    assert any(line.startswith(f"{f}:8:16: targets: 'sim:v100' is not allowed; there is no device profile 'v100'") for line in found)
+    assert len(found) == len(set(found)) and found == sorted(found, key=lambda line: tuple(map(int, line.split(":")[1:3])))
+
+
+@pytest.mark.parametrize(("change", "expected"), [
+    ({"model: toy\n": ""}, "1:1: key 'model' is missing"),
+    ({"batch_sizes: [8]\n": ""}, "1:1: key 'batch_sizes' is missing"),
+    ({"budgets: [60%]\n": ""}, "6:11: method 'delta' plans for a budget and none is given; write for example budgets: [60%]"),
+    ({"methods: [delta, eager]": "methods: delta"}, "6:10: methods: 'delta' is not allowed; must be a list"),
+    ({"methods: [delta, eager]": "methods: []"}, "6:10: methods: [] is not allowed; List must have at least 1 item after validation, not 0"),
+    ({"model: toy": "model: words\ndata: digits"}, "5:7: data: 'digits' does not go with words, which reads tokens; allowed: synthetic"),
+    ({"model: toy": "model: {name: toy, image_size: 7}"}, "4:32: image_size: 7 is not allowed; must be at least 8"),
+    ({"title: A": "training: {optimizer: adam, momentum: 0.9}\ntitle: A"}, "3:29: momentum does not go with optimizer 'adam'"),
+    ({"title: A": "search: {low: 9, high: 8}\ntitle: A"}, "3:9: search: low 9 is above high 8"),
+    ({"title: A": "experiments: [{name: t, kind: train, targets: [cpu, 'sim:h100']}]\ntitle: A"},
+     "3:53: targets: 'sim:h100' is not allowed for kind train; a simulated device trains nothing"),
+    ({"title: A": "experiments: [{name: b, kind: max_batch, budgets: [60%]}]\ntitle: A"},
+     "3:52: budgets: '60%' is not allowed where the batch is searched, in experiment 'b'; give it budgets of its own, a size or auto"),
+    ({"title: A": "claims: [{id: x, rule: training_equal, method: detla}]\ntitle: A"},
+     "3:48: method: 'detla' is no method of experiment 'main'; there are delta, eager; did you mean 'delta'?"),
+    ({"title: A": "when: {cuda: {batch_sizes: [x]}}\ntitle: A"}, "3:29: batch_sizes: 'x' is not allowed; must be a whole number"),
+])
+def test_what_does_not_go_together(shelf, change, expected):
+    text = BASE
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    assert f"workflows/small.yaml:{expected}" in problems(shelf, text)
+
+
+def test_a_broken_card_is_told_where_it_is_broken(shelf):
+    card = shelf / "methods" / "delta" / "card.yaml"
+    card.write_text(card.read_text().replace("kind: planner", "kind: planer"))
+    assert problems(shelf, BASE) == [f"{card}:5:7: kind: 'planer' is not allowed; allowed: planner, native; did you mean 'planner'?"]
+
+
+def test_a_file_that_is_not_there(shelf):
+    write_workflow(shelf, BASE)
+    library = Library([shelf])
+    with pytest.raises(WorkflowError, match=r"no workflow 'smal'; there are small; did you mean 'small'\?"):
+        load_workflow("smal", library)
+    with pytest.raises(WorkflowError, match="there is no file nowhere/x.yaml"):
+        load_workflow("nowhere/x.yaml", library)
+    assert load_workflow("small.yaml", library).path == load_workflow("small", library).path == "workflows/small.yaml"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_edit_of_a_file_makes_anything_but_a_workflow_error(shelf, data):
+    """Values of a sound file are replaced and keys dropped at random: it is valid, or every line of the error has a place in it."""
+    body = {
+        "schema": 1, "name": "small", "title": "t", "model": {"name": "toy", "classes": 3}, "batch_sizes": [4, 8],
+        "methods": ["eager", {"name": "delta", "options": {"action": "swap-only"}, "budgets": ["50%"], "label": "d"}], "budgets": ["60%"],
+        "targets": ["auto", "sim:h100"], "training": {"optimizer": "sgd", "momentum": 0.5}, "measure": {"steps": 3}, "data": "synthetic",
+        "experiments": [{"name": "a"}, {"name": "b", "kind": "max_batch", "budgets": ["auto"], "search": {"high": 9}, "when": {"cpu": {"skip": "no"}}}],
+        "claims": [{"id": "c", "experiment": "a", "rule": "training_equal", "method": "d"}],
+        "when": {"cpu": {"label": "quick", "model": {"image_size": 8}}}, "expected": {"minutes": 1},
+    }
+    junk = st.sampled_from([None, True, -1, 0, 1.5, "", "x", "delta", [], {}, [1], ["x", {"name": "delta"}], {"name": 3}, {"a": {"b": 1}}, [[1]]])
+    for _ in range(data.draw(st.integers(1, 3))):
+        node = body
+        while isinstance(node, dict | list) and node:
+            key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+            if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.integers(0, 2)) == 0:
+                if isinstance(node, dict) and data.draw(st.booleans()):
+                    del node[key]
+                else:
+                    node[key] = deepcopy(data.draw(junk))
+                break
+            node = node[key]
+    text = json.dumps(body, indent=1)
+    try:
+        workflow = load(shelf, text)
+    except WorkflowError as error:
+        lines = str(error).splitlines()
+        assert lines and all(line.startswith("workflows/small.yaml:") and 1 <= int(line.split(":")[1]) <= text.count("\n") + 1 for line in lines)
+    else:
+        for host in (CPU, CUDA, Host("sim:h100")):
+            assert all(cell.cell_id == hash_config(cell.config) for cell in expand(workflow, host).cells)
+
+
+# ------------------------------------------------------------------------------------------------ cells
+
+
+def test_a_cell_is_resolved_to_the_last_value(shelf):
+    text = BASE.replace("model: toy", "model: {name: toy, image_size: 64}").replace(
+        "methods: [delta, eager]", "methods: [{name: delta, options: {threshold: 2}}]") + "training: {lr: 1}\nmeasure: {steps: 3}\n"
+    library = Library([shelf])
+    (cell,) = expand(load(shelf, text), CPU).cells
+    assert cell.config == {
+        "experiment": "main", "kind": "step", "model": "toy", "model_options": {"image_size": 64, "classes": 10}, "batch_size": 8,
+        "training": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.9, "weight_decay": 0.0, "autocast": None, "channels_last": False, "seed": 0,
+                     "steps": 0, "eval_every": 0},
+        "data": "synthetic", "method": "delta", "options": {"action": "director", "threshold": 2.0}, "budget": "60%", "target": "cpu",
+        "measure": {"warmup": 2, "steps": 3, "gate_steps": 3, "gate_batch_size": None, "time": True, "peak": True, "timeout_seconds": 1800,
+                    "plan_timeout_seconds": 600},
+        "sources": {"method": library.method("delta").sha256, "model": library.model("toy").sha256, "harness": __version__},
+    }
+    assert cell.cell_id == hash_config(json.loads(json.dumps(cell.config)))
+
+
+def test_the_product_with_eager_first_in_each_batch(shelf):
+    text = BASE.replace("[8]", "[8, 16]").replace("budgets: [60%]", "budgets: [80 %, 6GiB, 1024, auto]").replace(
+        "methods: [delta, eager]", "methods: [{name: delta, budgets: [50.0%], label: swap}, checkpoint, eager]")
+    assert titles(expand(load(shelf, text), CPU)) == [
+        f"toy b{batch} {method} on cpu" for batch in (8, 16)
+        for method in ("eager", "swap 50%", "checkpoint 80%", "checkpoint 6GiB", "checkpoint 1024", "checkpoint auto")
+    ]
+
+
+def test_equal_cells_are_one(shelf):
+    assert len(expand(load(shelf, BASE.replace("[8]", "[8, 8]") + "targets: [auto, cpu]\n"), CPU).cells) == 2
+
+
+LAYERED = BASE + """\
+measure: {warmup: 1, steps: 1}
+when:
+  cpu: {batch_sizes: [2], label: quick, measure: {steps: 2}, expected: {minutes: 3}}
+experiments:
+  - name: plain
+  - name: own
+    batch_sizes: [3]
+    measure: {steps: 3}
+  - name: own-when
+    batch_sizes: [3]
+    when: {cpu: {batch_sizes: [4], measure: {gate_steps: 4}}}
+expected: {minutes: 30}
+"""
+
+
+def test_later_layers_win_and_mappings_merge(shelf):
+    def seen(host, *overrides):
+        plan = expand(load(shelf, LAYERED, *overrides), host)
+        return {cell.config["experiment"]: (cell.config["batch_size"], *(cell.config["measure"][k] for k in ("warmup", "steps", "gate_steps")))
+                for cell in plan.cells}
+
+    assert seen(CPU) == {"plain": (2, 1, 2, 3), "own": (3, 1, 3, 3), "own-when": (4, 1, 2, 4)}
+    assert seen(CUDA) == {"plain": (8, 1, 1, 3), "own": (3, 1, 3, 3), "own-when": (3, 1, 1, 3)}
+    assert seen(CPU, "batch_sizes=[5]", "measure.steps=9") == {"plain": (5, 1, 9, 3), "own": (5, 1, 9, 3), "own-when": (5, 1, 9, 4)}
+    assert seen(CPU, "experiments.own.batch_sizes=[5]") == {"plain": (2, 1, 2, 3), "own": (5, 1, 3, 3), "own-when": (4, 1, 2, 4)}
+    assert seen(CPU, "when.cpu.batch_sizes=[6]") == {"plain": (6, 1, 2, 3), "own": (3, 1, 3, 3), "own-when": (4, 1, 2, 4)}
+    cpu, cuda = (expand(load(shelf, LAYERED), host) for host in (CPU, CUDA))
+    assert (cpu.label, cpu.expected.minutes, cuda.label, cuda.expected.minutes) == ("quick", 3, None, 30)
+
+
+def test_another_model_brings_its_own_options(shelf):
+    text = BASE.replace("model: toy", "model: {name: toy, image_size: 64, classes: 3}") + """\
+when: {cpu: {model: {image_size: 16}}}
+experiments: [{name: a}, {name: b, model: other}, {name: c, model: {name: other, classes: 4}}, {name: d, model: {classes: 5}}]
+"""
+    found = {cell.config["experiment"]: (cell.config["model"], *cell.config["model_options"].values()) for cell in expand(load(shelf, text), CPU).cells}
+    assert found == {"a": ("toy", 16, 3), "b": ("other", 32, 10), "c": ("other", 32, 4), "d": ("toy", 16, 5)}
+    short = expand(load(shelf, BASE, "model.image_size=48"), CPU).cells[0]
+    assert (short.config["model"], short.config["model_options"]["image_size"]) == ("toy", 48)
+
+
+def test_overrides_name_items_of_lists_and_are_recorded_as_typed(shelf):
+    words = ["methods.delta.options={action: swap-only}", "methods.delta.label=swap", "budgets=[40%]", "title=Another", "training.lr=1e-3"]
+    workflow = load(shelf, BASE, *words)
+    plan = expand(workflow, CPU)
+    assert titles(plan) == ["toy b8 eager on cpu", "toy b8 swap 40% on cpu"] and plan.title == "Another"
+    assert plan.cells[1].config["options"] == {"action": "swap-only", "threshold": 1.0} and plan.cells[1].config["training"]["lr"] == 0.001
+    assert [override.text for override in workflow.overrides] == words
+
+
+@pytest.mark.parametrize(("override", "expected"), [
+    ("batch_size=[8]", "'batch_size=[8]':1:1: unknown key 'batch_size'; allowed: "),
+    ("batch_sizes=[x", "'batch_sizes=[x':1:15: not YAML: expected ',' or ']', but got '<stream end>'"),
+    ("batch_sizes=[8, x]", "'batch_sizes=[8, x]':1:17: batch_sizes: 'x' is not allowed; must be a whole number"),
+    ("measure.step=3", "'measure.step=3':1:1: unknown key 'step'; allowed: warmup, steps,"),
+    ("methods.detla.label=x", "'methods.detla.label=x':1:1: there is no item 'detla'; there are delta, eager; did you mean 'delta'?"),
+    ("experiments.z.budgets=[1%]", "'experiments.z.budgets=[1%]':1:1: write experiments.NAME.key=value; NAME is one of main"),
+    ("budgets=", "'budgets=':1:9: there is no value"),
+    ("budgets", "'budgets':1:1: is no override; write key=value"),
+    ("=3", "'=3':1:1: is no override"),
+    ("model.image_size=big", "'model.image_size=big':1:18: image_size: 'big' is not allowed; must be a whole number"),
+])
+def test_wrong_overrides_point_into_their_own_text(shelf, override, expected):
+    (line,) = problems(shelf, BASE, override)
+    assert line.startswith(expected)
+
+
+def test_kinds(shelf):
+    text = BASE + """\
+experiments:
+  - {name: t, kind: train, data: digits, training: {optimizer: adamw, steps: 7, eval_every: 2}, budgets: [60%]}
+  - {name: m, kind: max_batch, targets: ["sim:v100-32gb"], budgets: [auto], search: {high: 100}}
+"""
+    cells = expand(load(shelf, text), CPU).cells
+    train, search = cells[0].config, cells[2].config
+    assert (train["kind"], train["data"], train["training"]["steps"], train["training"]["eval_every"]) == ("train", "digits", 7, 2)
+    assert (train["training"]["lr"], train["training"]["momentum"]) == (0.001, 0.0)
+    assert (search["batch_size"], search["search"], search["target"], search["budget"]) == (None, {"low": 1, "high": 100}, "sim:v100-32gb", None)
+    assert cells[3].config["budget"] == "auto" and "search" not in train
+    assert cells[3].title == "toy largest batch delta auto on sim:v100-32gb"
+
+
+def test_auto_budget_where_the_batch_is_searched_and_none_is_given(shelf):
+    text = BASE.replace("budgets: [60%]\n", "") + "experiments: [{name: m, kind: max_batch}]\n"
+    assert [cell.config["budget"] for cell in expand(load(shelf, text), CPU).cells] == [None, "auto"]
+
+
+def test_what_cannot_run_here_is_left_out_with_the_reason_and_so_are_its_claims(shelf):
+    text = BASE + """\
+experiments:
+  - {name: here}
+  - {name: gpu, targets: ["cuda:0"]}
+  - {name: second, targets: ["cuda:1"]}
+  - {name: folder, data: "imagefolder:nowhere"}
+  - {name: skipped, when: {cpu: {skip: takes a day on a CPU}}}
+  - {name: train, kind: train}
+claims:
+  - {id: a, experiment: here, rule: memory_saved_percent}
+  - {id: b, experiment: gpu, rule: memory_saved_percent}
+"""
+    workflow = load(shelf, text)
+
+    def reasons(host):
+        return {out.experiment: out.reason for out in expand(workflow, host).left_out}
+
+    assert reasons(CPU) == {"gpu": "this machine has no NVIDIA GPU", "second": "this machine has no NVIDIA GPU",
+                            "folder": "there is no directory nowhere", "skipped": "takes a day on a CPU"}
+    assert reasons(CUDA) == {"second": "this machine has 1 NVIDIA GPU(s)", "folder": "there is no directory nowhere"}
+    assert reasons(Host("sim:h100"))["train"] == "a simulated device trains nothing"
+    assert [(claim.id, reason) for claim, reason in expand(workflow, CPU).untestable_claims()] == [("b", "this machine has no NVIDIA GPU")]
+    (shelf / "nowhere").mkdir()
+    assert "folder" not in reasons(CPU)
+
+
+def test_a_run_is_named_by_its_cells(shelf):
+    first = expand(load(shelf, BASE), CPU)
+    assert expand(load(shelf, BASE.replace("A small run", "Another title")), CPU).run_id == first.run_id
+    assert expand(load(shelf, BASE, "title=Other"), CPU).run_id == first.run_id
+    others = [expand(load(shelf, BASE, "batch_sizes=[9]"), CPU), expand(load(shelf, BASE), CUDA), expand(load(shelf, BASE, "name=x"), CPU)]
+    (shelf / "methods" / "delta" / "words.py").write_text("WORD = 'edited'\n")
+    others.append(expand(load(shelf, BASE), CPU))
+    assert len({first.run_id, *(plan.run_id for plan in others)}) == 5
+
+
+def test_every_workflow_of_this_collection_is_valid():
+    root = Path(__file__).resolve().parents[1]
+    library = Library([root])
+    assert {"smoke", "resnet50-delta", "resnet101-delta", "vgg16-checkpoint"} <= set(library.workflow_paths)
+    for name in library.workflow_paths:
+        workflow = load_workflow(name, library)
+        assert workflow.name == name and all(expand(workflow, host).cells for host in (CPU, CUDA))
