@@ -2,9 +2,9 @@
 
     0  errors device                                       the standard library only
     1  tape schedule trace record liveness check ...       pure: numpy and numba at most, never torch, however indirectly
-    2  capture execute gate ...                            the machine: torch is at home here
-    3  collection workflow results ...                     cards, YAML and records: no torch
-    4  report/ crowd/ cli/ runner                          read records: no torch
+    2  capture execute gate ...                            the machine: torch is at home here, and nowhere else
+    3  collection workflow telemetry runner ...            cards, YAML, processes, probes: no torch
+    4  report/ crowd/ cli/                                 read records: no torch
 
 methods/ see floors 0 and 1 and their own folder; nobody imports a collection with an import statement.
 """
@@ -20,10 +20,10 @@ from pathlib import Path
 
 GROUND = frozenset({"errors", "device"})
 PURE = GROUND | frozenset("""
-    tape schedule trace record kernels liveness layers check simulate planner player rollout bounds statistics flops
+    tape schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
 """.split())
 MACHINE = frozenset("""
-    capture costs ops execute link meter gate isolate step cell workload data telemetry environment nvml calibrate
+    calibration capture costs data execute gate link measure meter ops prepare step store timeline workload
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})
@@ -36,7 +36,7 @@ class Import:
 
     name: str
     line: int
-    is_in_function: bool
+    is_deferred: bool  # inside a function, or for type checkers only: importing the file does not run it
 
     @property
     def top(self) -> str:
@@ -47,12 +47,17 @@ class Import:
 def imports_of(path: Path, module: str, is_package: bool = False) -> list[Import]:
     """Every import of a file, those inside functions included. `module` is the file's own dotted name."""
     tree = ast.parse(path.read_text(), str(path))
-    inner = {id(node) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) for node in ast.walk(f)}
+    inner = {id(node) for part in ast.walk(tree) if _is_deferred(part) for node in ast.walk(part)}
     found = []
     for node in ast.walk(tree):
         for name in _names(node, module, is_package):
             found.append(Import(name, node.lineno, id(node) in inner))
     return found
+
+
+def _is_deferred(node: ast.AST) -> bool:
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    return is_function or isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _names(node: ast.AST, module: str, is_package: bool) -> Iterator[str]:
@@ -90,7 +95,7 @@ class House:
     @cached_property
     def imports(self) -> Mapping[str, list[Import]]:
         """Dotted name -> imports; `from vramlab.tape import Op` is an import of vramlab.tape."""
-        return {name: [Import(self._module_of(i.name), i.line, i.is_in_function) for i in imports_of(path, name, path.stem == "__init__")]
+        return {name: [Import(self._module_of(i.name), i.line, i.is_deferred) for i in imports_of(path, name, path.stem == "__init__")]
                 for name, path in self.modules.items()}
 
     def _module_of(self, name: str) -> str:
@@ -98,9 +103,9 @@ class House:
             name = name.rpartition(".")[0]
         return name
 
-    def floorless(self) -> list[str]:
-        """Names in the lists above that two floors claim."""
-        return sorted(PURE & MACHINE)
+    def misplaced(self) -> list[str]:
+        """Names in the lists above that two floors claim, or that no module has."""
+        return sorted(PURE & MACHINE | {name for name in PURE | MACHINE if f"vramlab.{name}" not in self.modules})
 
     def broken_pure(self) -> list[str]:
         """Imports of the pure floors that are neither the standard library, numpy, numba nor pure."""
@@ -160,7 +165,7 @@ class House:
                     i.top in sys.stdlib_module_names | NUMERIC
                     or name.removeprefix("vramlab.") in PURE
                     or name.startswith(f"{own}.") and len(name) > len(own)
-                    or may_use_torch and i.top in TORCH and i.is_in_function
+                    or may_use_torch and i.top in TORCH and i.is_deferred
                 )
                 if not allowed:
                     yield f"{path.relative_to(self.root)}:{i.line} imports {i.name}"

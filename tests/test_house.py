@@ -45,8 +45,8 @@ def doubled(names: list[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-def test_no_module_stands_on_two_floors():
-    assert HOUSE.floorless() == []
+def test_every_floor_is_made_of_modules_that_exist_and_stand_on_it_alone():
+    assert HOUSE.misplaced() == []
 
 
 def test_pure_floors_import_pure_floors_only():
