@@ -10,7 +10,7 @@ same module. A backward operator belongs to the layer whose storages it reads; t
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from vramlab.tape import STATE_ROLES, Op, Phase, Role, Tape
@@ -64,13 +64,7 @@ class Cut:
 
 def layers_of(tape: Tape) -> tuple[Layer, ...]:
     """The layers of a tape in forward order."""
-    heads = [op for op in tape.ops if op.phase is Phase.FORWARD and tape.creates[op.id]]
-    made_by = {s: i for i, op in enumerate(heads) for s in tape.creates[op.id]}
-    owners = _backward_owners(tape, heads, made_by)
-    forward, backward = _forward_ops(tape, heads), defaultdict(list)
-    for op, layer in owners.items():
-        backward[layer].append(op)
-    return tuple(_layer(tape, i, op, heads, forward[i], backward[i], owners) for i, op in enumerate(heads))
+    return _Derivation(tape).layers()
 
 
 def cuts_of(tape: Tape) -> tuple[Cut, ...]:
@@ -101,22 +95,6 @@ def is_chain(tape: Tape) -> bool:
     return all(len(layer.consumers) <= 1 and len(layer.inputs) <= 1 for layer in layers if layer.kind != "loss")
 
 
-def _layer(tape: Tape, index: int, head: Op, heads: list[Op], forward: list[int], backward: list[int], owners: dict[int, int]) -> Layer:
-    x, *auxiliary = _main_first(tape, head)
-    reads = {s for op in forward for s in tape.reads[op]}
-    weights = tuple(sorted(s for s in reads if tape.storages[s].role is Role.PARAMETER))
-    gradients = {s.name.removesuffix(".grad"): s.id for s in tape.storages if s.role is Role.GRADIENT}
-    return Layer(
-        id=index, name=head.layer, kind=_kind(head), forward_ops=tuple(forward), backward_ops=tuple(backward),
-        inputs=tuple(sorted(s for s in reads if tape.storages[s].role not in STATE_ROLES - {Role.INPUT})),
-        x=x, auxiliary=tuple(auxiliary), dx=_received_gradient(tape, x, backward, index, owners), W=weights,
-        dW=tuple(gradients[tape.storages[w].name] for w in weights if tape.storages[w].name in gradients),
-        workspace_bytes=max(tape.ops[op].workspace_bytes for op in [*forward, *backward]),
-        consumers=tuple(i for i, op in enumerate(heads) if i != index and not {x, *auxiliary}.isdisjoint(tape.reads[op.id])),
-        shares_input=head.is_eager_inplace and head.takeover is not None,
-    )
-
-
 def _kind(op: Op) -> str:
     if "attention" in op.target:
         return "attention"
@@ -129,93 +107,116 @@ def _base_name(op: Op) -> str:
     return _BACKWARD_NAMES.get(name, name) if op.phase is Phase.BACKWARD else name
 
 
-def _main_first(tape: Tape, op: Op) -> list[int]:
-    """The storages that an op creates, in the order in which it returns them."""
-    returned = [tape.tensors[t].storage for t in op.outputs if t is not None]
-    made = tape.creates[op.id]
-    return sorted(made, key=lambda s: returned.index(s) if s in returned else len(returned))
+class _Derivation:
+    """What the layers are derived from. A layer goes by its index in `heads`, its forward operators."""
 
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.heads = [op for op in tape.ops if op.phase is Phase.FORWARD and tape.creates[op.id]]
+        self.made_by = {s: i for i, op in enumerate(self.heads) for s in tape.creates[op.id]}
+        self.read_by: dict[int, list[int]] = defaultdict(list)  # storage -> layers whose forward reads it, ascending
+        for i, op in enumerate(self.heads):
+            for s in tape.reads[op.id]:
+                self.read_by[s].append(i)
+        self.parameters = {s.name: s.id for s in tape.storages if s.role is Role.PARAMETER}
+        self.gradients = {s.name.removesuffix(".grad"): s.id for s in tape.storages if s.role is Role.GRADIENT}
+        self.owner: dict[int, int] = {}  # backward op -> the layer that it differentiates
+        for op in tape.ops:
+            if op.phase is Phase.BACKWARD:
+                self._own(op)
 
-def _forward_ops(tape: Tape, heads: list[Op]) -> list[list[int]]:
-    """Per layer its forward ops: the head, and the state-only ops of the same module just before it (else just after)."""
-    found: list[list[int]] = [[op.id] for op in heads]
-    at = {op.id: i for i, op in enumerate(heads)}
-    for op in tape.ops:
-        if op.phase is not Phase.FORWARD or op.id in at or not heads:
-            continue
-        after = next((i for i, h in enumerate(heads) if h.id > op.id), len(heads) - 1)
-        before = max(after - 1, 0)
-        found[after if heads[after].layer == op.layer else before].append(op.id)
-    return [sorted(ops) for ops in found]
+    def layers(self) -> tuple[Layer, ...]:
+        forward, backward = self._forward_ops(), defaultdict(list)
+        for op, layer in self.owner.items():
+            backward[layer].append(op)
+        return tuple(self._layer(i, head, forward[i], backward[i]) for i, head in enumerate(self.heads))
 
+    def _layer(self, index: int, head: Op, forward: list[int], backward: list[int]) -> Layer:
+        tape, (x, *auxiliary) = self.tape, self._created(head)
+        reads = sorted({s for op in forward for s in tape.reads[op]})
+        weights = tuple(s for s in reads if tape.storages[s].role is Role.PARAMETER)
+        names = [tape.storages[w].name for w in weights]
+        return Layer(
+            id=index, name=head.layer, kind=_kind(head), forward_ops=tuple(forward), backward_ops=tuple(backward),
+            inputs=tuple(s for s in reads if tape.storages[s].role not in STATE_ROLES - {Role.INPUT}),
+            x=x, auxiliary=tuple(auxiliary), dx=self._received_gradient(index, x, backward), W=weights,
+            dW=tuple(self.gradients[name] for name in names if name in self.gradients),
+            workspace_bytes=max(tape.ops[op].workspace_bytes for op in [*forward, *backward]),
+            consumers=tuple(sorted({i for s in (x, *auxiliary) for i in self.read_by.get(s, ())})),
+            shares_input=head.is_eager_inplace and head.takeover is not None,
+        )
 
-def _backward_owners(tape: Tape, heads: list[Op], made_by: dict[int, int]) -> dict[int, int]:
-    """Backward op -> the layer that it differentiates."""
-    touching = defaultdict(list)  # storage -> layers whose forward creates or reads it
-    for i, op in enumerate(heads):
-        for s in {*tape.reads[op.id], *tape.creates[op.id]}:
-            touching[s].append(i)
-    owners: dict[int, int] = {}
-    for op in tape.ops:
-        if op.phase is Phase.BACKWARD:
-            owner = _owner_by_weight(tape, op, touching)
-            if owner is None:
-                owner = _owner_by_reads(tape, op, heads, touching)
-            if owner is None:
-                owner = _owner_by_flow(tape, op, heads, made_by, owners)
+    def _created(self, op: Op) -> list[int]:
+        """The storages that an op creates, in the order in which it returns them."""
+        returned = [self.tape.tensors[t].storage for t in op.outputs if t is not None]
+        return sorted(self.tape.creates[op.id], key=lambda s: returned.index(s) if s in returned else len(returned))
+
+    def _forward_ops(self) -> list[list[int]]:
+        """Per layer its forward ops: the head, and the state-only ops of the same module just before it (else just after)."""
+        found: list[list[int]] = [[op.id] for op in self.heads]
+        after = 0
+        for op in self.tape.ops if self.heads else ():
+            while after < len(self.heads) - 1 and self.heads[after].id < op.id:
+                after += 1
+            if op.phase is Phase.FORWARD and not self.tape.creates[op.id]:
+                joins = after if self.heads[after].layer == op.layer else max(after - 1, 0)
+                found[joins].append(op.id)
+        return [sorted(ops) for ops in found]
+
+    # --- whose backward an op is -----------------------------------------------------------------------------------------
+    def _own(self, op: Op) -> None:
+        for rule in (self._owner_by_weight, self._owner_by_reads, self._owner_by_flow):
+            owner = rule(op)
             if owner is not None:
-                owners[op.id] = owner
-    return owners
+                self.owner[op.id] = owner
+                return
 
-
-def _owner_by_weight(tape: Tape, op: Op, touching: dict[int, list[int]]) -> int | None:
-    """The layer of the parameter whose gradient the op completes, or makes for an op that completes it."""
-    written = [*op.mutates, *tape.creates[op.id]]
-    follow = [r for s in tape.creates[op.id] for r in tape.readers[s]]
-    written += [s for r in follow for s in (*tape.ops[r].mutates, *tape.creates[r])]
-    parameters = {s.name: s.id for s in tape.storages if s.role is Role.PARAMETER}
-    for s in written:
-        if tape.storages[s].role is Role.GRADIENT:
-            layers = touching.get(parameters.get(tape.storages[s].name.removesuffix(".grad"), -1), [])
-            if len(layers) == 1 or (layers and s in written[:1]):
-                return layers[0]
-    return None
-
-
-def _owner_by_reads(tape: Tape, op: Op, heads: list[Op], touching: dict[int, list[int]]) -> int | None:
-    """The layer with the same operator, or with most of what the op reads; one that reads it rather than one that makes it."""
-    shared: dict[int, int] = defaultdict(int)
-    for s in tape.reads[op.id]:
-        for i in touching.get(s, ()):
-            shared[i] += 1
-
-    def rank(i: int) -> tuple:
-        makes = not set(tape.reads[op.id]).isdisjoint(tape.creates[heads[i].id])
-        return _base_name(heads[i]) == _base_name(op), shared[i], heads[i].layer == op.layer, not makes, i
-
-    return max(shared, key=rank, default=None)
-
-
-def _owner_by_flow(tape: Tape, op: Op, heads: list[Op], made_by: dict[int, int], owners: dict[int, int]) -> int | None:
-    """An op that reads gradients only: the layer whose map has the size of the gradient, next upstream of where it comes from."""
-    sources = [s for s in tape.reads[op.id] if tape.producer[s] in owners]
-    if not sources:
+    def _owner_by_weight(self, op: Op) -> int | None:
+        """The layer of the parameter whose gradient the op completes, or makes for an op that completes it."""
+        tape = self.tape
+        own = [*op.mutates, *tape.creates[op.id]]
+        next_ops = [r for s in tape.creates[op.id] for r in tape.readers[s]]
+        for s in (*own, *(s for r in next_ops for s in (*tape.ops[r].mutates, *tape.creates[r]))):
+            if tape.storages[s].role is Role.GRADIENT:
+                layers = self.read_by.get(self.parameters.get(tape.storages[s].name.removesuffix(".grad"), -1), [])
+                if layers and (len(layers) == 1 or s in own):  # of a shared parameter only the completing op can be placed
+                    return layers[0]
         return None
-    gradient = max(sources, key=lambda s: tape.producer[s])
-    here = owners[tape.producer[gradient]]
-    if len(sources) > 1 and len({tape.storages[s].nbytes for s in sources}) == 1:
-        return here  # a sum of gradients ends the backward of the layer that made the last summand
-    upstream = [made_by[s] for s in tape.reads[heads[here].id] if s in made_by]
-    fitting = [i for i in upstream if tape.storages[_main_first(tape, heads[i])[0]].nbytes == tape.storages[gradient].nbytes]
-    return max(fitting, default=here)
 
+    def _owner_by_reads(self, op: Op) -> int | None:
+        """The layer with the same operator, or with most of what the op reads; one that reads it rather than one that makes it."""
+        shared: Counter[int] = Counter()
+        made = set()
+        for s in self.tape.reads[op.id]:
+            shared.update(self.read_by.get(s, ()))
+            if s in self.made_by:
+                made.add(self.made_by[s])
+        shared.update(made - set(shared))
 
-def _received_gradient(tape: Tape, x: int, backward: list[int], index: int, owners: dict[int, int]) -> int | None:
-    """The last gradient of x's size that the layer's backward reads and another layer's backward made."""
-    found = None
-    for op in backward:
-        for s in tape.reads[op]:
-            maker = tape.producer[s]
-            if maker in owners and owners[maker] != index and tape.storages[s].nbytes == tape.storages[x].nbytes:
-                found = s if found is None else max(found, s, key=lambda t: tape.producer[t])
-    return found
+        def rank(i: int) -> tuple:
+            return _base_name(self.heads[i]) == _base_name(op), shared[i], self.heads[i].layer == op.layer, i not in made, i
+
+        return max(shared, key=rank, default=None)
+
+    def _owner_by_flow(self, op: Op) -> int | None:
+        """An op that reads gradients only: the layer whose map has the size of the gradient, next upstream of where it comes from."""
+        tape = self.tape
+        sources = [s for s in tape.reads[op.id] if tape.producer[s] in self.owner]
+        if not sources:
+            return None
+        gradient = max(sources, key=lambda s: tape.producer[s])
+        here = self.owner[tape.producer[gradient]]
+        if len(sources) > 1 and len({tape.storages[s].nbytes for s in sources}) == 1:
+            return here  # a sum of gradients ends the backward of the layer that made the last summand
+        upstream = [self.made_by[s] for s in tape.reads[self.heads[here].id] if s in self.made_by]
+        return max((i for i in upstream if self._x_bytes(i) == tape.storages[gradient].nbytes), default=here)
+
+    def _x_bytes(self, layer: int) -> int:
+        return self.tape.storages[self._created(self.heads[layer])[0]].nbytes
+
+    def _received_gradient(self, index: int, x: int, backward: list[int]) -> int | None:
+        """The last gradient of x's size that the layer's backward reads and another layer's backward made."""
+        tape = self.tape
+        received = {s for op in backward for s in tape.reads[op] if self.owner.get(tape.producer[s], index) != index}
+        of_its_size = [s for s in sorted(received) if tape.storages[s].nbytes == tape.storages[x].nbytes]
+        return max(of_its_size, key=lambda s: tape.producer[s], default=None)

@@ -24,7 +24,7 @@ class Budget:
 
     device_bytes: int
     host_bytes: int = UNLIMITED
-    wants_smallest: bool = True  # a refusal says the smallest budget that the method can reach; searches that only ask "does it fit" do without
+    wants_smallest: bool = True  # a refusal names the smallest budget that the method reaches; who only asks "does it fit" does without
 
 
 def parse_bytes(text: str | int) -> int:

@@ -24,7 +24,7 @@ from vramlab.errors import PlanInfeasible
 from vramlab.liveness import lower_bound_bytes
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.player import ABSENT, BOTH, ON_HOST, PREFETCHING, Player
-from vramlab.schedule import Schedule
+from vramlab.schedule import Compute, Recompute, Schedule
 from vramlab.tape import Tape
 
 # A play is given up when it has run this many recomputes an op of the tape, or recomputes nest this deep: it thrashes.
@@ -250,8 +250,9 @@ class RolloutPlanner:
         try:
             return self._play(tape, device, budget).schedule
         except Stuck as stuck:
-            smallest = self._smallest_bytes(tape, device, budget)
-            raise PlanInfeasible(method=self.name, budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=tape.op_name(stuck.op)) from None
+            smallest = self._smallest_bytes(tape, device, budget) if budget.wants_smallest else None
+            op = tape.op_name(stuck.op)
+        raise PlanInfeasible(method=self.name, budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=op)
 
     def _play(self, tape: Tape, device: DeviceProfile, budget: Budget) -> CheckedSchedule:
         rollout = Rollout(tape, device, budget, self.make_policy(tape, device, budget))
@@ -268,3 +269,19 @@ class RolloutPlanner:
             except Stuck:
                 low = (low + high) // 2
         return high
+
+
+def fixed_plan(tape: Tape, schedule: Schedule, budget: Budget, name: str) -> Schedule:
+    """A schedule that does not depend on the budget: as it is, PlanInfeasible where the budget is below its peak."""
+    checked = check_schedule(tape, schedule)
+    if checked.peak_bytes > budget.device_bytes:
+        raise infeasible(checked, budget, name)
+    return check_schedule(tape, schedule, budget).schedule
+
+
+def infeasible(smallest: CheckedSchedule, budget: Budget, name: str) -> PlanInfeasible:
+    """What to raise when `smallest` is the method's schedule of least peak, and still above the budget."""
+    upto = smallest.schedule.instructions[:smallest.peak_instruction + 1]
+    ran = [i.op for i in upto if isinstance(i, Compute | Recompute)] or [0]
+    op = smallest.tape.op_name(ran[-1])
+    return PlanInfeasible(method=name, budget_bytes=budget.device_bytes, smallest_bytes=smallest.peak_bytes, op=op)

@@ -1,0 +1,46 @@
+"""The baseline of vDNN, as Torch allocates: every map is held all step, gradient maps and the workspace are shared.
+
+    B_vdnn = sum(|x|) + 2 max(|dx|) + sum(|W| + |dW|) + max(workspace)
+
+How it maps to a tape. Held from the op that makes it to the end of the step: every storage that a forward op creates (maps, and
+what else their backward reads); an in-place activation shares its input's region, as in eager. All that the backward creates
+lives from the op that makes it to its last use: inside one layer's backward these are the gradient that comes in and the one that
+goes out, so two shared buffers of the largest size always suffice, and a schedule never holds more of them than a chain needs.
+A gradient of a parameter is state from the op that completes it on. The order of ops is eager's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vramlab.device import DeviceProfile
+from vramlab.liveness import replay_schedule
+from vramlab.planner import Budget
+from vramlab.rollout import fixed_plan
+from vramlab.schedule import Free, Schedule
+from vramlab.tape import Phase, Tape
+
+UID = "87237e2b45c223a0"
+
+
+@dataclass(frozen=True)
+class VdnnBaseline:
+    """The planner."""
+
+    def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
+        """The same schedule for every budget; PlanInfeasible below its peak."""
+        return fixed_plan(tape, vdnn_baseline_schedule(tape), budget, "vdnn-baseline")
+
+
+def vdnn_baseline_schedule(tape: Tape) -> Schedule:
+    """Eager's schedule with the frees of all maps moved to the end."""
+    maps = {s for op in tape.ops if op.phase is Phase.FORWARD for s in tape.creates[op.id]}
+    replay = replay_schedule(tape).instructions
+    at_end = [i for i in replay if isinstance(i, Free) and i.storage in maps]
+    before = [i for i in replay if not (isinstance(i, Free) and i.storage in maps)]
+    return Schedule(instructions=(*before, *at_end), tape_digest=tape.digest, method=UID)
+
+
+def build() -> VdnnBaseline:
+    """The planner."""
+    return VdnnBaseline()
