@@ -11,8 +11,10 @@ same module. A backward operator belongs to the layer whose storages it reads; t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from vramlab.errors import Unsupported
 from vramlab.tape import STATE_ROLES, Op, Phase, Role, Tape
 
 # What the first word of an operator's name says about the layer; the rest is "other".
@@ -93,6 +95,21 @@ def is_chain(tape: Tape) -> bool:
     """Does each layer's map but the last feed one layer only, and each layer read one map?"""
     layers = layers_of(tape)
     return all(len(layer.consumers) <= 1 and len(layer.inputs) <= 1 for layer in layers if layer.kind != "loss")
+
+
+# What a planner may need of a tape, and whether a tape has it.
+NEEDS: dict[str, Callable[[Tape], bool]] = {
+    "timings": lambda tape: any(op.seconds > 0 for op in tape.ops),
+    "backward": lambda tape: any(op.phase is Phase.BACKWARD for op in tape.ops),
+    "chain": is_chain,
+}
+
+
+def check_needs(tape: Tape, needs: Iterable[str], method: str) -> None:
+    """Unsupported when the tape lacks something that the method needs."""
+    missing = [need for need in needs if not NEEDS[need](tape)]
+    if missing:
+        raise Unsupported(f"method '{method}' needs of a tape: {', '.join(missing)}; this tape has none")
 
 
 def _kind(op: Op) -> str:

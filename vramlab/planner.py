@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from vramlab.device import DeviceProfile
-from vramlab.errors import Unsupported
-from vramlab.layers import is_chain
 from vramlab.schedule import Schedule
-from vramlab.tape import Phase, Tape
+from vramlab.tape import Tape
 
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -60,18 +57,3 @@ class Planner(Protocol):
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """A legal schedule whose peak is at most the budget. Raises PlanInfeasible or Unsupported."""
         ...
-
-
-# What a planner may need of a tape, and whether a tape has it.
-NEEDS: dict[str, Callable[[Tape], bool]] = {
-    "timings": lambda tape: any(op.seconds > 0 for op in tape.ops),
-    "backward": lambda tape: any(op.phase is Phase.BACKWARD for op in tape.ops),
-    "chain": is_chain,
-}
-
-
-def check_needs(tape: Tape, needs: Iterable[str], method: str) -> None:
-    """Unsupported when the tape lacks something that the method needs."""
-    missing = [need for need in needs if not NEEDS[need](tape)]
-    if missing:
-        raise Unsupported(f"method '{method}' needs of a tape: {', '.join(missing)}; this tape has none")

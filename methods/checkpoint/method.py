@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
-from vramlab.layers import Cut
-from vramlab.planner import UNLIMITED, Budget, check_needs
+from vramlab.layers import Cut, check_needs
+from vramlab.planner import UNLIMITED, Budget
 from vramlab.rollout import infeasible
 from vramlab.schedule import Schedule
 from vramlab.simulate import simulate

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vramlab.device import DeviceProfile
-from vramlab.planner import Budget, check_needs
+from vramlab.layers import check_needs
+from vramlab.planner import Budget
 from vramlab.rollout import Action, Release, Rollout, RolloutPlanner
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vramlab.device import DeviceProfile
-from vramlab.layers import layers_of
+from vramlab.layers import check_needs, layers_of
 from vramlab.liveness import replay_schedule
 from vramlab.planner import Budget
 from vramlab.rollout import fixed_plan
@@ -26,6 +26,7 @@ from vramlab.schedule import Compute, Free, Schedule
 from vramlab.tape import Phase, Tape
 
 UID = "dbe4a6bbcd7ded78"
+NEEDS = ("backward",)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class NetworkWide:
 
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """The same schedule for every budget; PlanInfeasible below its peak."""
+        check_needs(tape, NEEDS, "network-wide")
         return fixed_plan(tape, network_wide_schedule(tape), budget, "network-wide")
 
 

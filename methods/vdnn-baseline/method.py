@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vramlab.device import DeviceProfile
+from vramlab.layers import check_needs
 from vramlab.liveness import replay_schedule
 from vramlab.planner import Budget
 from vramlab.rollout import fixed_plan
@@ -21,6 +22,7 @@ from vramlab.schedule import Free, Schedule
 from vramlab.tape import Phase, Tape
 
 UID = "87237e2b45c223a0"
+NEEDS = ("backward",)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class VdnnBaseline:
 
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """The same schedule for every budget; PlanInfeasible below its peak."""
+        check_needs(tape, NEEDS, "vdnn-baseline")
         return fixed_plan(tape, vdnn_baseline_schedule(tape), budget, "vdnn-baseline")
 
 
