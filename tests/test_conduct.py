@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,49 @@ def test_a_failure_is_kept_by_name(suite):
     suite.runpytest_subprocess("--full").assert_outcomes(failed=1)
     kept = json.loads((suite.path / "benchmarks" / "evidence" / "tests-full.json").read_text())
     assert (kept["passed"], kept["failed"]) == (0, ["tests/test_marked.py::test_wrong"])
+
+
+@pytest.fixture
+def front(monkeypatch):
+    """tests/__main__.py on a machine whose programs are those in `front.programs`; `front.calls` are the commands that it ran."""
+    spec = importlib.util.spec_from_file_location("suite_front", HERE / "__main__.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.programs, module.calls, module.statuses = {"apt-get"}, [], []
+
+    def run(command, **how):
+        module.calls.append(command[1])
+        status = module.statuses.pop(0)
+        if command[1] == "install" and status == 0:
+            module.programs.add("chromium")
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(module.shutil, "which", lambda name: name if name in module.programs else None)
+    monkeypatch.setattr(module, "find_chromium", lambda: "chromium" if "chromium" in module.programs else None)
+    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module.os, "geteuid", lambda: 0)
+    return module
+
+
+@pytest.mark.parametrize("statuses, calls, reason", [
+    ([0], ["install"], ""),
+    ([100, 0, 0], ["install", "update", "install"], ""),
+    ([100, 100, 100], ["install", "update", "install"], "ended with exit status 100"),
+])
+def test_chromium_is_installed_where_it_can_be(front, statuses, calls, reason):
+    front.statuses = statuses
+    said = front.provide_chromium()
+    assert said.endswith(reason) and bool(said) == bool(reason)
+    assert front.calls == calls
+    assert ("chromium" in front.programs) == (reason == "")
+
+
+def test_chromium_is_not_installed_where_it_cannot_be(front, monkeypatch):
+    front.programs = set()
+    assert "no apt-get" in front.provide_chromium()
+    front.programs = {"apt-get"}
+    monkeypatch.setattr(front.os, "geteuid", lambda: 1000)
+    assert "takes root" in front.provide_chromium()
+    front.programs = {"chromium"}
+    assert front.provide_chromium() == ""
+    assert front.calls == []
