@@ -96,6 +96,14 @@ def stepper_that_dies(after: int):
     return step
 
 
+def gpu_stepper():
+    """A step whose kernels take at least 10 ms at 2 GHz and that does not wait for them."""
+    import torch
+
+    torch.cuda.init()
+    return lambda: torch.cuda._sleep(20_000_000)
+
+
 def free_of_an_older_block() -> tuple[int, int]:
     """(events, peak) that the meter sees when a block is freed that is older than it."""
     import torch

@@ -30,8 +30,10 @@ LIBRARY.define("never(Tensor x) -> Tensor")
 @torch.library.impl(LIBRARY, "scratch", "CompositeExplicitAutograd")
 def scratch(x: torch.Tensor, elements: int) -> torch.Tensor:
     """Holds `elements` floats while it works."""
-    inside = torch.zeros(elements)
-    return x + inside.sum()
+    inside = torch.empty(elements, device=x.device)
+    result = x.relu()
+    assert inside.numel() == elements
+    return result
 
 
 @torch.library.impl(LIBRARY, "slow", "CompositeExplicitAutograd")
@@ -76,8 +78,25 @@ def op_of(tape: Tape, target: str) -> Op:
 @pytest.mark.parametrize("elements", [0, 1000, 123_457])
 def test_workspace_is_what_the_op_holds_inside(tmp_path, elements):
     tape = measure_costs(one_op("vramlab_test.scratch.default", elements), "cpu", cache_dir=tmp_path)
-    # The output stands beside the one element that the sum makes; the scratch and the sum are the workspace.
-    assert tape.ops[0].workspace_bytes == (elements + 1) * FLOAT
+    assert tape.ops[0].workspace_bytes == elements * FLOAT
+
+
+@pytest.mark.gpu
+def test_workspace_and_seconds_on_a_gpu(tmp_path):
+    def on_gpu(target: str, *extra) -> Op:
+        return measure_costs(replace(one_op(target, *extra), device_type="cuda"), "cuda", cache_dir=tmp_path).ops[0]
+
+    assert on_gpu("vramlab_test.scratch.default", 123_457).workspace_bytes == 123_457 * FLOAT
+    assert on_gpu("aten.relu.default").workspace_bytes == 0
+    assert 0 < on_gpu("aten.exp.default").seconds < 0.01
+
+
+@pytest.mark.gpu
+def test_profile_of_a_gpu(tmp_path):
+    profile = measure_profile("cuda", cache_dir=tmp_path)
+    assert 1e9 < profile.h2d_bytes_per_second < 1e12 and 1e9 < profile.d2h_bytes_per_second < 1e12
+    assert profile.memory_bytes_per_second > 2 * profile.h2d_bytes_per_second and profile.flops_per_second > 1e12
+    assert 0 < profile.copy_latency_seconds < 1e-3 and 0 < profile.launch_seconds < 1e-3
 
 
 def test_ops_without_workspace(tmp_path):

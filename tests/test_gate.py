@@ -233,3 +233,24 @@ def test_the_result_is_json():
     body = lie(after=lambda model, index: torch.rand(1)).to_json()
     assert body == {"truth": "wrong", "steps": 1, "first_step_that_differs": 1,
                     "differing": [{"name": "generator cpu", "what": "the generator is in another state", "max_abs_distance": None}]}
+
+
+@pytest.mark.gpu
+def test_the_generator_of_a_gpu_counts():
+    def on_gpu(**places) -> Side:
+        with torch.device("cuda"):
+            model = nn.Linear(3, 3)
+            x = torch.ones(2, 3)
+
+        def step(index: int) -> torch.Tensor:
+            model.zero_grad()
+            loss = nn.functional.dropout(model(x), 0.5).sum()
+            loss.backward()
+            places.get("after", nothing)(model, index)
+            return loss
+
+        return Side(model=model, step=step)
+
+    assert run_gate(on_gpu, on_gpu).truth is Truth.EXACT
+    drawn = run_gate(on_gpu, lambda: on_gpu(after=lambda model, index: torch.rand(1, device="cuda")))
+    assert names(drawn) == {"generator cuda:0"}

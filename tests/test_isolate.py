@@ -145,3 +145,10 @@ def test_a_worker_that_cannot_be_built_is_data():
 def test_a_slow_step_times_out():
     result = alternate(call("stepper", 0.0), call("stepper", 30.0), timeout_seconds=2.0)
     assert (result.failed, result.failure.outcome) == ("second", Outcome.TIMEOUT)
+
+
+@pytest.mark.gpu
+def test_a_gpu_step_is_timed_to_its_end():
+    """The sleep runs on the device; without a synchronisation the step would seem to take microseconds."""
+    result = alternate(call("gpu_stepper"), call("gpu_stepper"), warmup=1, steps=3)
+    assert min(result.first_seconds + result.second_seconds) > 0.005

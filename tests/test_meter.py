@@ -177,3 +177,20 @@ def test_memory_from_numpy_is_refused():
     numpy = pytest.importorskip("numpy")
     with pytest.raises(MeterError, match="numpy"):
         measure_peak(lambda: [torch.from_numpy(numpy.zeros(10, dtype="float32"))])
+
+
+@pytest.mark.gpu
+def test_requested_bytes_of_a_gpu_step_by_hand():
+    def build():
+        kept = torch.zeros(1000, device="cuda")
+
+        def step():
+            first, second = torch.empty(500, device="cuda"), torch.empty(300, device="cuda")
+            return first, second
+
+        return step, lambda: [kept]
+
+    peaks = measure_step_peak(build, device="cuda")
+    assert peaks.peak_bytes - peaks.persistent_bytes == peaks.cold_peak_bytes - peaks.persistent_bytes == 800 * FLOAT
+    assert peaks.persistent_bytes == 1000 * FLOAT + peaks.unnamed_bytes
+    assert peaks.peak_bytes <= peaks.allocated_peak_bytes <= peaks.active_peak_bytes <= peaks.reserved_peak_bytes
