@@ -26,7 +26,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import yaml
 
 from vramlab.record import Outcome, RunRecord, Truth, Verdict
-from vramlab.report.words import DASH, is_simulated_target, join_words, span_in_words, target_in_words
+from vramlab.report.words import DASH, is_simulated, join_words, span_in_words, target_in_words
 from vramlab.runs import Run
 
 DEFAULT_TOLERANCE = 0.1
@@ -130,8 +130,8 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
     elif not chosen:
         finding = _untestable(f"no cell of experiment {experiment!r} has a record")
     else:
-        finding = _apply(rule, Question(request, claim, tolerance, chosen, run.labels))
-    hardware = join_words(sorted({target_in_words(r.config, r.environment or run.environment) for r in finding.evidence})) or DASH
+        finding = _apply(rule, Question(request, claim, tolerance, chosen, run.label))
+    hardware = join_words(sorted({target_in_words(r.config, run.environment_of(r)) for r in finding.evidence})) or DASH
     return ClaimResult(id=request["id"], claim=claim, rule=rule, tolerance=tolerance, finding=finding, hardware=hardware)
 
 
@@ -139,22 +139,18 @@ class Question:
     """A claim put to the records of its experiment."""
 
     def __init__(self, request: Mapping[str, Any], claim: PaperClaim, tolerance: float, records: Sequence[RunRecord],
-                 labels: Mapping[str, str]) -> None:
-        self.claim, self.tolerance, self._records, self._labels = claim, tolerance, records, labels
+                 label: Callable[[RunRecord], str]) -> None:
+        self.claim, self.tolerance, self._records, self._label = claim, tolerance, records, label
         self.baseline = str(request.get("baseline") or "eager")
         self.method = request.get("method") or self._find_method()
 
     def _find_method(self) -> str | None:
         """The method with the system's name, else the only one that is no reference."""
-        methods = {self._name(r) for r in self._records} - {self.baseline}
+        methods = {self._label(r) for r in self._records} - {self.baseline}
         if (named := self.claim.system.lower()) in methods:
             return named
         candidates = methods - set(REFERENCE_METHODS)
         return candidates.pop() if len(candidates) == 1 else None
-
-    def _name(self, record: RunRecord) -> str:
-        """How the workflow calls the method of a record: a variant of it has a label of its own."""
-        return self._labels.get(record.cell_id) or str(record.config.get("method"))
 
     def of_method(self, kind: str) -> list[RunRecord]:
         """The method's records of a kind."""
@@ -166,7 +162,7 @@ class Question:
         return found[0] if found else None
 
     def _of(self, method: str | None, kind: str) -> list[RunRecord]:
-        return [r for r in self._records if r.kind == kind and self._name(r) == method]
+        return [r for r in self._records if r.kind == kind and self._label(r) == method]
 
     def grade(self, obtained: float, *, null: float, is_floor: bool) -> Verdict:
         """The verdict on a number. `null` is the value of no effect; `is_floor` says that more than the range also agrees."""
@@ -193,7 +189,7 @@ def comparison_key(record: RunRecord) -> tuple[str, str]:
 def is_sound(record: RunRecord) -> bool:
     """Whether a record may be the ground of a verdict: it ended well, kept its budget and, unless simulated, is bit-exact."""
     kept = not record.measured.get("over_budget_bytes")
-    return record.outcome is Outcome.OK and kept and (is_simulated_target(record.config) or record.truth is Truth.EXACT)
+    return record.outcome is Outcome.OK and kept and (is_simulated(record) or record.truth is Truth.EXACT)
 
 
 def _untestable(reason: str) -> Finding:
@@ -251,8 +247,7 @@ def _also_simulated(measured: Sequence[_Point], points: Sequence[_Point], unit: 
 
 def peak_of(record: RunRecord) -> tuple[int | None, bool]:
     """(peak bytes, whether it is simulated): the measured peak on hardware, the predicted one on a profile."""
-    is_simulated = is_simulated_target(record.config)
-    return (record.predicted if is_simulated else record.measured).get("peak_bytes"), is_simulated
+    return (record.predicted if is_simulated(record) else record.measured).get("peak_bytes"), is_simulated(record)
 
 
 def _smallest_peaks(question: Question) -> list[RunRecord]:
@@ -280,8 +275,7 @@ def memory_saved_percent(question: Question) -> Finding:
     for record in _smallest_peaks(question):
         base, baseline, is_simulated_base = _baseline_peak(question, record)
         if base:
-            peak, is_simulated = peak_of(record)
-            points.append(_Point(100 * (1 - peak / base), record, baseline, is_simulated or is_simulated_base))
+            points.append(_Point(100 * (1 - peak_of(record)[0] / base), record, baseline, is_simulated(record) or is_simulated_base))
     return _grade_points(question, points, null=0.0, is_floor=True, unit="percent",
                          what=f"largest saving of {question.method} against {question.baseline} over the budgets that it kept",
                          missing=f"no bit-exact cell of {question.method} has a peak beside one of {question.baseline}")
@@ -303,7 +297,7 @@ def max_batch_ratio(question: Question) -> Finding:
         elif ended:
             reasons.append(f"the search of {join_words(ended)} ended at its own limit, so the largest batch is not known")
         else:
-            points.append(_Point(largest / base, record, baseline, is_simulated_target(record.config)))
+            points.append(_Point(largest / base, record, baseline, is_simulated(record)))
     batches = "; ".join(f"{p.record.search['largest']} against {p.baseline.search['largest']}" for p in points)
     return _grade_points(question, points, null=1.0, is_floor=False, unit="x", what=f"largest batch: {batches}",
                          missing=join_words(dict.fromkeys(reasons)) or
@@ -314,11 +308,11 @@ def overhead_percent(question: Question) -> Finding:
     """Extra time of a step against eager at the smallest peak: measured paired ratio, or simulated step / its first runs."""
     points = []
     for record in _smallest_peaks(question):
-        ratio = record.measured.get("ratio", {}).get("median")
+        ratio = (record.measured.get("ratio") or {}).get("median")
         step, compute = record.predicted.get("step_seconds"), record.predicted.get("compute_seconds")
-        if not is_simulated_target(record.config) and ratio:
+        if not is_simulated(record) and ratio:
             points.append(_Point(100 * (ratio - 1), record, None, False))
-        elif is_simulated_target(record.config) and step and compute:
+        elif is_simulated(record) and step and compute:
             points.append(_Point(100 * (step / compute - 1), record, None, True))
     return _grade_points(question, points, null=0.0, is_floor=False, unit="percent",
                          what=f"extra step time of {question.method} at the smallest peak that it kept",

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, Sequence
 from vramlab.record import Outcome, RunRecord, Truth
 
 DASH = "\u2013"
+NBSP = "\u00a0"
 MIB, GIB = 2**20, 2**30
 
 
@@ -78,24 +79,22 @@ def is_simulated_target(config: Mapping[str, Any]) -> bool:
     return str(config.get("target", "")).startswith("sim:")
 
 
+def is_simulated(record: RunRecord) -> bool:
+    """Whether a record's numbers come from the simulator alone: on a device profile, and in every search for the largest batch."""
+    return is_simulated_target(record.config) or record.kind == "max_batch"
+
+
 def counts(record: RunRecord) -> bool:
     """Whether a record's numbers count: it came to its end and, where it measured, the truth gate passed."""
     if record.outcome is not Outcome.OK:
         return False
-    return is_simulated_target(record.config) or record.truth not in (Truth.WRONG, Truth.NOT_RUN)
-
-
-def method_in_words(config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
-    """`delta`, or `delta (action=swap-only)` with the options that differ from `defaults`."""
-    options = {key: value for key, value in config.get("options", {}).items() if defaults is None or value != defaults.get(key)}
-    named = ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
-    return f"{config.get('method', DASH)} ({named})" if named else str(config.get("method", DASH))
+    return is_simulated(record) or record.truth not in (Truth.WRONG, Truth.NOT_RUN)
 
 
 def budget_in_words(config: Mapping[str, Any]) -> str:
-    """`60 %`, `6GiB`, `auto`; `none` for a cell without a budget."""
+    """`60 %` (one word), `6GiB`, `auto`; `none` for a cell without a budget."""
     budget = config.get("budget")
-    return "none" if budget is None else str(budget).replace("%", " %")
+    return "none" if budget is None else str(budget).replace("%", f"{NBSP}%")
 
 
 def target_in_words(config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:

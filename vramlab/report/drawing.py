@@ -1,0 +1,86 @@
+"""How figures are drawn: one small SVG a panel, coloured by the page's own style sheet, the same bytes each time.
+
+matplotlib draws with stand-in colours; `to_svg` puts CSS variables in their place, so that one SVG serves light and dark
+pages and print. Text stays text: selectable, read aloud, escaped. Ids get a prefix, so that many SVGs share a page.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Iterator
+
+import matplotlib
+import seaborn
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, MUTED, RULE, PAPER = "#0a0001", "#0a0002", "#0a0003", "#0a0004"
+SERIES = tuple(f"#0b000{i}" for i in range(1, 9))
+VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--paper)",
+             **{colour: f"var(--series-{i})" for i, colour in enumerate(SERIES, 1)}}
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
+SIZE_INCHES = (4.4, 3.3)
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "vramlab", "text.parse_math": False, "font.family": "sans-serif", "font.size": 9.0,
+    "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.titlecolor": INK, "axes.titlesize": 9.5, "axes.facecolor": "none",
+    "figure.facecolor": "none", "savefig.facecolor": "none", "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK, "text.color": INK, "axes.grid": True, "grid.color": RULE, "grid.linewidth": 0.6, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "lines.linewidth": 1.4, "path.simplify": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One drawing: its SVG and what it shows, in words."""
+
+    svg: str
+    title: str
+
+
+@contextmanager
+def panel_axes(title: str) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one axes in the house style."""
+    with matplotlib.rc_context(), seaborn.axes_style("ticks"):
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(plain_label(title, 64), loc="left")
+        yield figure, axes
+
+
+def finish(figure: Figure, axes: Axes, *, name: str, title: str, description: str) -> Panel:
+    """The panel of a finished drawing: legend below, then SVG. `name` is unique on the page."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
+    return Panel(svg=to_svg(figure, name=name, title=title, description=description), title=title)
+
+
+def to_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
+    """Inline SVG. Title and description are what a screen reader says."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    body = text[text.index("<svg"):]
+    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', body)
+    body = re.sub(r'href="#([^"]*)"', rf'href="#{name}-\1"', body)
+    body = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", body)
+    for stand_in, variable in VARIABLES.items():
+        body = body.replace(stand_in, variable)
+    view = re.search(r'viewBox="[^"]*"', body)[0]
+    head = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view} role="img" '
+            f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{html.escape(title)}</title>'
+            f'<desc id="{name}-desc">{html.escape(description)}</desc>')
+    return re.sub(r"<svg[^>]*>", lambda match: head, body, count=1)
+
+
+def plain_label(text: str, limit: int = 40) -> str:
+    """Text as it may stand in a drawing: no control characters, not too long, and never hidden for a leading underscore."""
+    clean = "".join(c if c.isprintable() else " " for c in text)
+    clean = clean if len(clean) <= limit else clean[: limit - 1] + "\u2026"
+    return f"\u200a{clean}" if clean.startswith("_") else clean

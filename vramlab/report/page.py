@@ -1,0 +1,159 @@
+"""report.html: everything that the template shows, gathered from the records of one run, and the page written in one piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Mapping
+
+import jinja2
+from markupsafe import Markup
+
+from vramlab import __version__
+from vramlab.collection import Library, built_in_collection, find_collections
+from vramlab.errors import WorkflowError
+from vramlab.record import Verdict, write_atomically
+from vramlab.report.checklists import AnsweredChecklist, answer_all, load_checklists
+from vramlab.report.claims import RULES, ClaimResult, judge, load_claims
+from vramlab.report.evidence import Evidence, Paper
+from vramlab.report.facts import METRICS, command
+from vramlab.report.figures import FigureSet, Looks, load_telemetry, overhead_figures, peak_figures, telemetry_figures, training_figures
+from vramlab.report.summary import summarise
+from vramlab.report.tables import measured_table, search_table, simulated_table, training_table
+from vramlab.report.words import DASH, NBSP, bytes_in_words, count_of, join_words, span_in_words
+from vramlab.runs import Run, load_run
+
+REPORT_FILE = "report.html"
+TABLES = (measured_table, simulated_table, search_table, training_table)
+VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT_REPRODUCED: "bad", Verdict.NOT_TESTABLE_HERE: "open"}
+
+
+def render(run_dir: str | Path, collections: tuple[Path, ...] = ()) -> Path:
+    """Write `report.html` into a run's folder and return its path.
+
+    Claims, checklists and method cards come from the built-in collection, the current directory and `collections`. The same
+    records give the same bytes. WorkflowError when run.json cannot be read; a cell without a readable record is shown as such.
+    """
+    run = load_run(Path(run_dir))
+    path = run.folder / REPORT_FILE
+    write_atomically(path, page(run, Library(find_collections(collections))))
+    return path
+
+
+def page(run: Run, library: Library) -> str:
+    """The page as text."""
+    claims = judge(run.workflow.get("claims") or (), run, load_claims(library.report_files("claims.yaml")))
+    telemetry, telemetry_missing = load_telemetry(run)
+    evidence = Evidence(run=run, claims=claims, telemetry=telemetry, telemetry_missing=telemetry_missing, root=built_in_collection(),
+                        papers=_papers(run, library))
+    checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence)
+    looks = Looks(run)
+    figures = {"overhead": overhead_figures(run, looks), "peak": peak_figures(run, looks), "training": training_figures(run, looks),
+               "telemetry": telemetry_figures(run, telemetry)}
+    reports = built_in_collection() / "reports"
+    return _environment(reports).get_template("report.html.j2").render(
+        run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
+        summary=summarise(run, claims), claims=[_claim(run, result) for result in claims], rules=_rules(claims),
+        tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),
+        notes={key: found.note for key, found in figures.items()}, telemetry=_telemetry(run, telemetry, telemetry_missing),
+        checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), environments=_environments(evidence),
+        metrics=METRICS, command=command(evidence), dash=DASH,
+        style=Markup((reports / "styles" / "report.css").read_text(encoding="utf-8")),
+    )
+
+
+def _environment(reports: Path) -> jinja2.Environment:
+    """Templates with every string escaped, and undefined names as errors."""
+    loader = jinja2.FileSystemLoader(reports / "templates")
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def _papers(run: Run, library: Library) -> tuple[Paper, ...]:
+    """What the methods of a run cite; a method whose card is not at hand is left out."""
+    found = []
+    for name in dict.fromkeys(str(cell.config.get("method")) for cell in run.cells):
+        try:
+            paper = library.method(name).card.paper
+        except WorkflowError:
+            continue
+        found.append(Paper(name=name, title=paper.title if paper else None, venue=paper.venue if paper else None,
+                           year=paper.year if paper else None))
+    return tuple(found)
+
+
+def _drawn(figures: Mapping[str, FigureSet]) -> dict[str, list[dict[str, Any]]]:
+    """Panels by kind. The SVG is our own drawing, its text already escaped."""
+    return {key: [{"title": p.title, "svg": Markup(p.svg)} for p in found.panels] for key, found in figures.items()}
+
+
+def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
+    """One row of the claims table."""
+    claim, finding = result.claim, result.finding
+    return {
+        "id": result.id, "verdict": result.verdict_in_words, "tone": VERDICT_TONES[finding.verdict],
+        "statement": f"{claim.system}: {claim.metric}, {claim.model}" if claim else "unknown claim",
+        "claimed": claim.in_words if claim else DASH, "obtained": finding.obtained, "explanation": finding.explanation,
+        "baseline": finding.baseline or DASH, "claimed_baseline": claim.baseline if claim else DASH, "tolerance": f"{100 * result.tolerance:g}{NBSP}%",
+        "hardware": f"measured on {result.hardware}" if finding.is_simulated is False else result.hardware,
+        "claimed_hardware": claim.hardware if claim else DASH,
+        "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH, "note": claim.note if claim else "",
+        "rule": result.rule, "evidence": [(run.label(r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
+    }
+
+
+def _rules(claims: tuple[ClaimResult, ...]) -> dict[str, str]:
+    """What the rules used here say, from their own docstrings."""
+    return {c.rule: " ".join((RULES[c.rule].__doc__ or "").split()) for c in claims if c.rule in RULES}
+
+
+def _telemetry(run: Run, found: Mapping[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
+    """What the samplers did, in words."""
+    summaries = [t.summary() for t in found.values()]
+    periods = sorted({s["period_seconds"] for s in summaries})
+    achieved = [s["achieved_period_seconds"] for s in summaries if s["achieved_period_seconds"] is not None]
+    failures = sorted({s["failure"] for s in summaries if s["failure"]})
+    return {
+        "cells": count_of(len(found), "cell"), "without": count_of(len(missing), "cell") if missing else "",
+        "why": join_words(sorted(set(missing.values()))), "rows": sum(s["rows"] for s in summaries),
+        "missed": sum(s["missed"] or 0 for s in summaries), "periods": join_words(f"{p:g} s" for p in periods),
+        "achieved": span_in_words(achieved, "s", 3) if achieved else DASH, "failures": failures,
+        "constant": sorted({name for s in summaries for name in s["constant"]}),
+    }
+
+
+def _checklist(found: AnsweredChecklist) -> dict[str, Any]:
+    counts = found.counts
+    return {"checklist": found.checklist, "answers": found.answers,
+            "counts": f"{counts['auto']} answered from evidence, {counts['draft']} drafted, {counts['open']} open"}
+
+
+def _totals(checklists: tuple[AnsweredChecklist, ...]) -> str:
+    totals = {basis: sum(found.counts[basis] for found in checklists) for basis in ("auto", "draft", "open")}
+    return (f"{totals['auto']} items answered from evidence, {totals['draft']} drafted for a person to confirm, {totals['open']} open, "
+            f"of {sum(totals.values())} in {count_of(len(checklists), 'checklist')}")
+
+
+def _environments(evidence: Evidence) -> list[list[tuple[str, str]]]:
+    """Each distinct environment as (name, value) pairs; a null shows its reason."""
+    return [list(_pairs(environment)) for environment in evidence.environments]
+
+
+def _pairs(environment: Mapping[str, Any]) -> Any:
+    missing = environment.get("missing") or {}
+    for name, value in _flat("", {k: v for k, v in environment.items() if k != "missing"}):
+        if name.endswith("_bytes") and isinstance(value, int):
+            yield name, f"{value} ({bytes_in_words(value)})"
+        elif value in (None, [], {}):
+            yield name, f"{DASH} ({missing.get(name, 'none')})"
+        else:
+            yield name, str(value)
+
+
+def _flat(prefix: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{prefix}.{key}".lstrip("."), inner)
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for index, inner in enumerate(value):
+            yield from _flat(f"{prefix}.{index}", inner)
+    else:
+        yield prefix, value

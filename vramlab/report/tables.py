@@ -1,0 +1,279 @@
+"""The tables of the report: measured and simulated apart, every cell a row, and a dash with its reason for a missing number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping, Sequence
+
+from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.report.words import (
+    DASH, NBSP, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
+    seconds_in_words, significant,
+)
+from vramlab.runs import Cell, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One entry of a table: text, the number of the note that explains it, a link."""
+
+    text: str
+    note: int | None = None
+    href: str = ""
+    exact: str = ""  # the number in full, for a tooltip
+    is_word: bool = False  # aligned like text
+    tone: str = ""  # good, bad, open: how a verdict is coloured, never without its word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row; `is_void` when its numbers do not count."""
+
+    values: tuple[Value, ...]
+    is_void: bool = False
+
+
+@dataclass
+class Table:
+    """Columns in groups, rows and the notes under them."""
+
+    id: str
+    title: str
+    groups: tuple[tuple[str, tuple[str, ...]], ...]  # (heading over the columns, their headings)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> int:
+        """Number of the note with this text, from 1."""
+        if text not in self.notes:
+            self.notes.append(text)
+        return self.notes.index(text) + 1
+
+    def dash(self, reason: str) -> Value:
+        """A missing number."""
+        return Value(text=DASH, note=self.note(reason))
+
+
+def word(text: Any, *, tone: str = "", href: str = "") -> Value:
+    """A text entry."""
+    return Value(text=str(text), is_word=True, tone=tone, href=href)
+
+
+def reason_for(record: RunRecord, *names: str) -> str:
+    """Why a number is missing, by its dotted name, then its block's; else what the cell ended as."""
+    for name in (*names, *(name.partition(".")[0] for name in names)):
+        if record.missing.get(name):
+            return str(record.missing[name])
+    if is_simulated_target(record.config) and all(name.startswith("measured") for name in names):
+        return "simulated only: this device is not at hand"
+    if record.outcome is not Outcome.OK:
+        return f"the cell ended as {outcome_in_words(record)}"
+    return "not recorded"
+
+
+def outcome_in_words(record: RunRecord) -> str:
+    """`plan infeasible`, `oom (gpu memory)`."""
+    outcome, reason = (str(text).replace("_", " ") for text in (record.outcome, record.reason))
+    return f"{outcome} ({reason})" if reason else outcome
+
+
+def why_void(record: RunRecord) -> str:
+    """Why a record's numbers do not count; "" when they do."""
+    if counts(record):
+        return ""
+    if record.outcome is not Outcome.OK:
+        return f"does not count: the cell ended as {outcome_in_words(record)}"
+    return f"does not count: truth is {str(record.truth).replace('_', ' ')}"
+
+
+IDENTITY = ("experiment", "model", "batch", "method", "budget", "on")
+STATE = ("outcome", "truth")
+
+
+def identity(cell: Cell) -> list[Value]:
+    """What a cell is."""
+    config, batch = cell.config, cell.config.get("batch_size")
+    return [word(config.get("experiment", DASH)), word(config.get("model", DASH)), Value(text=DASH if batch is None else str(batch)),
+            word(cell.label or DASH), word(budget_in_words(config)), word(str(config.get("target", DASH)).removeprefix("sim:"))]
+
+
+def state(table: Table, cell: Cell) -> list[Value]:
+    """What became of a cell: outcome and truth, with the message as a note."""
+    record = cell.record
+    if record is None:
+        return [Value(text="no record", note=table.note(cell.problem), is_word=True, tone="open"), word(DASH)]
+    told = f"{outcome_in_words(record)}: {record.message or 'the cell gave no message'}"
+    note = table.note(told) if record.outcome is not Outcome.OK else None
+    outcome = Value(text=str(record.outcome).replace("_", " "), note=note, is_word=True, tone=OUTCOME_TONES.get(record.outcome, "bad"))
+    return [outcome, word(str(record.truth).replace("_", " "), tone="" if is_simulated(record) else TRUTH_TONES[record.truth])]
+
+
+OUTCOME_TONES = {Outcome.OK: "good", Outcome.PLAN_INFEASIBLE: "open", Outcome.UNSUPPORTED: "open", Outcome.INTERRUPTED: "open"}
+TRUTH_TONES = {Truth.EXACT: "good", Truth.WITHIN_NOISE: "open", Truth.SEMANTICS_CHANGED: "open", Truth.WRONG: "bad", Truth.NOT_RUN: "open"}
+
+
+def link(cell: Cell) -> Value:
+    """The record's file, as evidence."""
+    return word("record", href=cell.path) if cell.record else word(DASH)
+
+
+class Numbers:
+    """Entries for numbers of one record: a dash with the reason where one is missing or does not count."""
+
+    def __init__(self, table: Table, record: RunRecord) -> None:
+        self._table, self._record, self._void = table, record, why_void(record)
+
+    def bytes(self, value: int | None, *names: str) -> Value:
+        """Bytes."""
+        return self.show(value, bytes_in_words, *names, unit="bytes")
+
+    def seconds(self, value: float | None, *names: str) -> Value:
+        """Seconds."""
+        return self.show(value, seconds_in_words, *names, unit="seconds")
+
+    def show(self, value: Any, words: Any, *names: str, unit: str = "") -> Value:
+        """`words(value)`, the exact number beside it."""
+        if self._void:
+            return self._table.dash(self._void)
+        if value is None:
+            return self._table.dash(reason_for(self._record, *names))
+        return Value(text=words(value), exact=f"{value} {unit}".strip())
+
+
+def measured_table(run: Run) -> Table:
+    """Training steps that ran on this machine, and beside them what was simulated for it."""
+    table = Table("steps", "Training steps, measured", (
+        ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", f"time / eager's, 95{NBSP}%", "eager / eager")),
+        ("simulated", ("peak", "off by", "step time", "time / no method")), ("", ("evidence",))))
+    for cell in _cells(run, "step", simulated=False):
+        _add(table, cell, 9, lambda record: _measured(table, Numbers(table, record), record) + _predicted(Numbers(table, record), record))
+    return table
+
+
+def simulated_table(run: Run) -> Table:
+    """Training steps on devices that are not at hand."""
+    columns = ("peak", "of eager's", "step time", "time / no method", "recomputing", "waiting for copies", "copied")
+    table = Table("simulated", "Training steps, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
+    for cell in _cells(run, "step", simulated=True):
+        _add(table, cell, len(columns), lambda record: _simulated(Numbers(table, record), record))
+    return table
+
+
+def _cells(run: Run, kind: str, *, simulated: bool | None = None) -> list[Cell]:
+    return [c for c in run.cells if c.config.get("kind") == kind and simulated in (None, is_simulated_target(c.config))]
+
+
+def _add(table: Table, cell: Cell, columns: int, numbers: Callable[[RunRecord], list[Value]]) -> None:
+    """One row: identity, state, numbers, link; dashes when there is no record."""
+    values = [*identity(cell), *state(table, cell)]
+    values += numbers(cell.record) if cell.record else [table.dash(cell.problem)] * columns
+    table.rows.append(Row(values=(*values, link(cell)), is_void=cell.record is None or bool(why_void(cell.record))))
+
+
+def _measured(table: Table, numbers: Numbers, record: RunRecord) -> list[Value]:
+    block = record.measured
+    peak, ratio, drift = block.get("peak_bytes"), block.get("ratio") or {}, block.get("drift") or {}
+    share = 100 * peak / record.eager_peak_bytes if peak and record.eager_peak_bytes else None
+    return [
+        numbers.bytes(peak, "measured.peak_bytes"),
+        numbers.show(share, lambda v: f"{v:.1f}{NBSP}%", "eager_peak_bytes", "measured.peak_bytes"),
+        numbers.seconds(_median(block.get("step_seconds")), "measured.step_seconds"),
+        _ratio(table, numbers, ratio, drift, record),
+        numbers.show(drift or None, interval_in_words, "measured.drift", "measured.step_seconds"),
+    ]
+
+
+def _ratio(table: Table, numbers: Numbers, ratio: Mapping[str, Any], drift: Mapping[str, Any], record: RunRecord) -> Value:
+    """The ratio with its interval, or the words *not distinguishable* when it lies inside the drift."""
+    if is_distinguishable(ratio, drift) is False and counts(record) and record.config.get("method") != "eager":
+        return Value(text="not distinguishable", is_word=True, exact=interval_in_words(ratio),
+                     note=table.note("the interval of time / eager's meets that of eager against itself, widened to hold 1.0"))
+    return numbers.show(ratio or None, interval_in_words, "measured.ratio", "measured.step_seconds")
+
+
+def _predicted(numbers: Numbers, record: RunRecord) -> list[Value]:
+    """The simulated step of a measured cell, and how far its peak is from the measured one."""
+    predicted, measured = record.predicted, record.measured
+    peak = predicted.get("peak_bytes")
+    error = peak - measured["peak_bytes"] if peak is not None and measured.get("peak_bytes") is not None else None
+    return [numbers.bytes(peak, "predicted.peak_bytes"),
+            numbers.show(error, signed_bytes, "measured.prediction_error_bytes", "measured.peak_bytes"), *_simulated_time(numbers, record)]
+
+
+def _simulated(numbers: Numbers, record: RunRecord) -> list[Value]:
+    """The simulated step of a simulated cell."""
+    predicted = record.predicted
+    peak, seconds = predicted.get("peak_bytes"), ("recompute_seconds", "stall_seconds")
+    share = 100 * peak / record.eager_peak_bytes if peak and record.eager_peak_bytes else None
+    return [numbers.bytes(peak, "predicted.peak_bytes"),
+            numbers.show(share, lambda v: f"{v:.1f}{NBSP}%", "eager_peak_bytes", "predicted.peak_bytes"), *_simulated_time(numbers, record),
+            *(numbers.seconds(predicted.get(key), f"predicted.{key}") for key in seconds),
+            numbers.bytes(predicted.get("moved_bytes"), "predicted.moved_bytes")]
+
+
+def _simulated_time(numbers: Numbers, record: RunRecord) -> list[Value]:
+    step, compute = record.predicted.get("step_seconds"), record.predicted.get("compute_seconds")
+    return [numbers.seconds(step, "predicted.step_seconds"),
+            numbers.show(step / compute if step and compute else None, lambda v: f"{v:.2f}", "predicted.compute_seconds")]
+
+
+def signed_bytes(nbytes: int) -> str:
+    """`+1.2 MiB`, `-3 B`, `0 B`."""
+    return f"{'+' if nbytes > 0 else '-' if nbytes < 0 else ''}{bytes_in_words(abs(nbytes))}"
+
+
+def _median(samples: Sequence[float] | None) -> float | None:
+    if not samples:
+        return None
+    ordered = sorted(samples)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def search_table(run: Run) -> Table:
+    """Searches for the largest batch."""
+    columns = ("largest batch", "memory", "searched", "batches tried")
+    table = Table("searches", "Largest batch, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
+    for cell in _cells(run, "max_batch"):
+        _add(table, cell, len(columns), lambda record: _search(table, record))
+    return table
+
+
+def _search(table: Table, record: RunRecord) -> list[Value]:
+    numbers, block = Numbers(table, record), record.search
+    trials = block.get("trials") or []
+    bounds = f"{block.get('low')} to {block.get('high')}" if block.get("high") is not None else None
+    largest = numbers.show(block.get("largest"), str, "search.largest")
+    if block.get("largest") is not None and block.get("largest") == block.get("high") and counts(record):
+        largest = Value(text=f"at least {block['largest']}", note=table.note("the search ended at its own limit"))
+    return [largest, numbers.bytes(block.get("memory_bytes"), "search.memory_bytes"), numbers.show(bounds, str, "search.high"),
+            numbers.show(len(trials) or None, str, "search.trials")]
+
+
+def training_table(run: Run) -> Table:
+    """Real training beside eager's."""
+    columns = ("steps", "equal to eager", "final loss", "eager's", "final test accuracy", "eager's")
+    table = Table("training", "Training, measured", (("", (*IDENTITY, *STATE)), ("measured", columns), ("", ("evidence",))))
+    for cell in _cells(run, "train"):
+        _add(table, cell, len(columns), lambda record: _trained(table, record))
+    return table
+
+
+def _trained(table: Table, record: RunRecord) -> list[Value]:
+    block = record.training
+    loss, eager_loss = block.get("loss") or [], block.get("eager_loss") or []
+    accuracy, eager_accuracy = block.get("accuracy") or [], block.get("eager_accuracy") or []
+
+    def show(value: Any, words: Any, name: str) -> Value:
+        return table.dash(reason_for(record, f"training.{name}")) if value is None else Value(text=words(value), exact=str(value))
+
+    ours, eager = ([*zip(block.get(f"{prefix}loss") or [], block.get(f"{prefix}grad_norm") or [])] for prefix in ("", "eager_"))
+    equal = sum(a == b for a, b in zip(ours, eager)) if ours and eager else None
+    return [
+        show(len(loss) or None, str, "loss"),
+        show(equal, lambda v: "at every step" if v == len(ours) == len(eager) else f"at {v} of {len(ours)} steps", "eager_loss"),
+        show(loss[-1] if loss else None, lambda v: significant(v, 4), "loss"),
+        show(eager_loss[-1] if eager_loss else None, lambda v: significant(v, 4), "eager_loss"),
+        show(accuracy[-1][1] if accuracy else None, lambda v: significant(v, 4), "accuracy"),
+        show(eager_accuracy[-1][1] if eager_accuracy else None, lambda v: significant(v, 4), "eager_accuracy"),
+    ]
