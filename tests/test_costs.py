@@ -14,7 +14,7 @@ from torch import nn
 from vramlab import costs
 from vramlab.calibration import LINK_MODEL, measure_profile
 from vramlab.capture import capture
-from vramlab.costs import CostError, measure_costs, roofline_costs, signature
+from vramlab.costs import CostError, OpMismatch, measure_costs, roofline_costs, signature
 from vramlab.device import load_profile
 from vramlab.errors import EnvironmentUnable, Unsupported
 from vramlab.store import device_store
@@ -25,6 +25,8 @@ LIBRARY = torch.library.Library("vramlab_test", "DEF")
 LIBRARY.define("scratch(Tensor x, int elements) -> Tensor")
 LIBRARY.define("slow(Tensor x, float seconds) -> Tensor")
 LIBRARY.define("never(Tensor x) -> Tensor")
+LIBRARY.define("turned(Tensor x) -> Tensor")
+LIBRARY.define("wide(Tensor x) -> Tensor")
 
 
 @torch.library.impl(LIBRARY, "scratch", "CompositeExplicitAutograd")
@@ -45,6 +47,17 @@ def slow(x: torch.Tensor, seconds: float) -> torch.Tensor:
 @torch.library.impl(LIBRARY, "never", "CompositeExplicitAutograd")
 def never(x: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("not by itself")
+
+
+@torch.library.impl(LIBRARY, "turned", "CompositeExplicitAutograd")
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().t()
+
+
+@torch.library.impl(LIBRARY, "wide", "CompositeExplicitAutograd")
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """The right form over twice the bytes."""
+    return torch.empty(2 * len(x), x.shape[1])[: len(x)].copy_(x)
 
 
 def one_op(target: str, *extra, shape=(8, 8), takeover: bool = False) -> Tape:
@@ -234,6 +247,16 @@ def test_signatures_tell_apart_what_costs_differently():
 def test_an_op_that_does_not_run_is_named(tmp_path):
     with pytest.raises(CostError, match=r"#0 vramlab_test.never.default .*not by itself"):
         measure_costs(one_op("vramlab_test.never.default"), "cpu", cache_dir=tmp_path)
+
+
+def test_an_op_that_makes_something_else_is_named(tmp_path):
+    """The tape says contiguous; the op returns the transpose."""
+    for target in ("vramlab_test.turned.default", "vramlab_test.wide.default"):
+        with pytest.raises(OpMismatch, match=f"#0 {target}"):
+            measure_costs(one_op(target), "cpu", cache_dir=tmp_path)
+    base = one_op("vramlab_test.turned.default")
+    true = replace(base, tensors=(base.tensors[0], replace(base.tensors[1], strides=(1, 8))))
+    assert measure_costs(true, "cpu", cache_dir=tmp_path).ops[0].seconds > 0
 
 
 def test_a_tape_of_another_device_is_refused(tmp_path):

@@ -25,12 +25,12 @@ from vramlab.device import DeviceProfile
 from vramlab.errors import Unsupported, VramlabError
 from vramlab.flops import with_flops
 from vramlab.meter import AllocatorMeter
-from vramlab.ops import decode_arg, dtype_of, resolve
+from vramlab.ops import decode_arg, dtype_name, dtype_of, resolve
 from vramlab.statistics import median
 from vramlab.store import device_store
 from vramlab.tape import Op, Role, Tape, Tensor
 
-__all__ = ["Cost", "CostError", "measure_costs", "measure_profile", "roofline_costs", "signature"]
+__all__ = ["Cost", "CostError", "OpMismatch", "measure_costs", "measure_profile", "roofline_costs", "signature"]
 
 ACCUMULATE_GRAD = "vramlab.accumulate_grad"
 OPTIMIZER_STEP = "vramlab.optimizer_step"
@@ -39,6 +39,10 @@ LEAST_RUNS, MOST_RUNS, LEAST_SECONDS = 3, 50, 0.02
 
 class CostError(VramlabError):
     """An op cannot be run by itself, so that its cost is not known."""
+
+
+class OpMismatch(VramlabError):
+    """An op makes something else than the tape says: its fake kernel and its real one disagree."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ def measure_costs(tape: Tape, device: torch.device | str, *, optimizer: torch.op
     """The tape with measured `seconds` and `workspace_bytes`, and with `flops`.
 
     Only what the cache on disk does not know is measured. `optimizer` is needed when the tape has an optimizer step; it is not touched.
-    Raises CostError naming the op that cannot run by itself, Unsupported when the tape belongs to another kind of device.
+    Raises CostError naming the op that cannot run by itself, OpMismatch naming the one whose real result has not the type, shape, strides
+    or bytes that the tape says, Unsupported when the tape belongs to another kind of device.
     """
     device = torch.device(device)
     if device.type != tape.device_type:
@@ -106,7 +111,8 @@ def signature(tape: Tape, op: Op, optimizer: torch.optim.Optimizer | None = None
         t = tape.tensors[tensor]
         return [tag, order.setdefault(tensor, len(order)), t.dtype, t.shape, t.strides]
 
-    body = [op.target, op.takeover is not None, form(op.args), {k: form(v) for k, v in op.kwargs.items()}, _new_bytes(tape, op)]
+    made = [form({"tensor": t}) for t in op.outputs if t is not None]
+    body = [op.target, op.takeover is not None, form(op.args), {k: form(v) for k, v in op.kwargs.items()}, made, _new_bytes(tape, op)]
     if op.target == OPTIMIZER_STEP:
         body += [_optimizer_form(_required(optimizer)), [form({"tensor": t}) for t in op.inputs]]
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -114,8 +120,12 @@ def signature(tape: Tape, op: Op, optimizer: torch.optim.Optimizer | None = None
 
 def _new_bytes(tape: Tape, op: Op) -> int:
     """Bytes by which one run raises what is live."""
-    taken = {op.takeover[0]} if op.takeover is not None else set()
-    return sum(tape.storages[s].nbytes for s in set(tape.creates[op.id]) - taken)
+    return sum(tape.storages[s].nbytes for s in _new_storages(tape, op))
+
+
+def _new_storages(tape: Tape, op: Op) -> set[int]:
+    """What an op creates where it takes over what it may."""
+    return set(tape.creates[op.id]) - ({op.takeover[0]} if op.takeover is not None else set())
 
 
 def _optimizer_form(optimizer: torch.optim.Optimizer) -> list[str]:
@@ -166,11 +176,27 @@ class _Bench:
         self._values = torch.rand(2**20, device=device) / 2 + 0.5  # of order one: no denormals, no overflow, no zero divisors, no NaN
 
     def seconds(self, op: Op) -> float:
-        """Median seconds of the op on fresh inputs."""
+        """Median seconds of the op on fresh inputs. Its first run warms up, and shows what it makes."""
         try:
-            return _median_seconds(self.runnable(op), self.device)
+            run = self.runnable(op)
+            self._compare(op, run())
+            return _median_seconds(run, self.device)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as wrong:
             raise CostError(f"{self.tape.op_name(op.id)} does not run by itself: {wrong}") from wrong
+
+    def _compare(self, op: Op, result: Any) -> None:
+        """Refuse a result that does not look as the tape says."""
+        made = list(result) if isinstance(result, list | tuple) else [result]
+        for real, tensor in zip(made, op.outputs):
+            if tensor is None or not isinstance(real, torch.Tensor):
+                continue
+            form = self.tape.tensors[tensor]
+            found, said = (dtype_name(real.dtype), tuple(real.shape), real.stride()), (form.dtype, form.shape, form.strides)
+            if found != said:
+                raise OpMismatch(f"{self.tape.op_name(op.id)} makes {found}, the tape says {said} (type, shape, strides)")
+            nbytes = self.tape.storages[form.storage].nbytes
+            if form.storage in _new_storages(self.tape, op) and real.untyped_storage().nbytes() != nbytes:
+                raise OpMismatch(f"{self.tape.op_name(op.id)} makes {real.untyped_storage().nbytes()} bytes, the tape says {nbytes}")
 
     def runnable(self, op: Op) -> Run:
         """A function without arguments that runs the op once and returns what it makes."""
@@ -288,10 +314,9 @@ def _index_range(tape: Tape, op: Op, tensor: int) -> tuple[int, int]:
 
 
 def _median_seconds(run: Run, device: torch.device) -> float:
-    """Median over at least 3 runs, and as many as fill 20 ms up to 50, after one to warm up. Releasing what a run made is part of it."""
+    """Median over at least 3 runs, and as many as fill 20 ms up to 50. Releasing what a run made is part of it."""
     clock = _cuda_seconds if device.type == "cuda" else _cpu_seconds
-    run()
-    samples = [clock(run, device)]
+    samples: list[float] = []
     while len(samples) < LEAST_RUNS or (sum(samples) < LEAST_SECONDS and len(samples) < MOST_RUNS):
         samples.append(clock(run, device))
     return median(samples)

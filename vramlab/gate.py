@@ -123,11 +123,11 @@ def _compare_steps(reference: _Runner, tested: _Runner, steps: int) -> GateResul
 
 def _compare(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[Difference, ...]:
     names = dict.fromkeys([*expected, *found])
-    differences = (_difference(n, expected.get(n), found.get(n)) for n in names)
+    differences = (difference(n, expected.get(n), found.get(n)) for n in names)
     return tuple(d for d in differences if d is not None)
 
 
-def _difference(name: str, expected: Any, found: Any) -> Difference | None:
+def difference(name: str, expected: Any, found: Any) -> Difference | None:
     """What distinguishes two values, None when nothing does."""
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
         same = type(expected) is type(found) and expected == found

@@ -195,9 +195,9 @@ def _values(model: torch.nn.Module, batch: Sequence[Any], device: torch.device) 
 
 
 def _differing(expected: dict[str, torch.Tensor | None], found: dict[str, torch.Tensor | None]) -> list[str]:
-    from vramlab.gate import _difference
+    from vramlab.gate import difference
 
-    return [name for name, value in expected.items() if _difference(name, value, found[name]) is not None]
+    return [name for name, value in expected.items() if difference(name, value, found[name]) is not None]
 
 
 @contextlib.contextmanager
