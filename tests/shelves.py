@@ -81,8 +81,9 @@ elif what == "infeasible":
 elif what == "wrong":
     record("wrong", reason="truth")
 elif what == "slow":
+    began = time.monotonic()
     time.sleep(float(os.environ.get("SLOW", "1.5")))
-    record()
+    record(measured={"span": [began, time.monotonic()]})
 elif what == "flaky":  # crashes the first time
     if starts.read_text().count("flaky") == 1:
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -12,7 +12,8 @@ import pytest
 from shelves import write_method, write_model
 
 from vramlab.collection import (
-    Library, Option, UnknownName, built_in_collection, find_collections, hash_sources, read_method, read_model, resolve_options, source_files,
+    Library, Option, UnknownName, built_in_collection, find_collections, hash_sources, read_method, read_model, resolve_options,
+    source_files,
 )
 from vramlab.errors import WorkflowError
 
@@ -114,7 +115,8 @@ def test_a_card_with_faults_names_all_of_them_with_their_places(shelf):
     with pytest.raises(WorkflowError) as error:
         read_method(card.parent)
     lines = str(error.value).splitlines()
-    number = {word: next(i for i, line in enumerate(card.read_text().splitlines(), 1) if word in line) for word in ("plannar", "directer", "takes_budgets")}
+    numbered = list(enumerate(card.read_text().splitlines(), 1))
+    number = {word: next(i for i, line in numbered if word in line) for word in ("plannar", "directer", "takes_budgets")}
     assert f"{card}:{number['plannar']}:7: kind: 'plannar' is not allowed; allowed: planner, native; did you mean 'planner'?" in lines
     assert any(line.startswith(f"{card}:{number['directer']}:") and "director" in line for line in lines)
     assert any(line.startswith(f"{card}:{number['takes_budgets']}:1: unknown key 'takes_budgets'") for line in lines)
@@ -146,7 +148,8 @@ def test_options_take_their_type_only(kind, good, bad):
 def test_options_are_filled_in_and_read():
     declared = {"a": Option(default=1, type="float", help="x", min=0, max=8), "b": Option(default="1KiB", type="bytes", help="x")}
     assert resolve_options(declared, {"a": 2}, "method 'm'") == {"a": 2.0, "b": 1024}
-    for given, message in (({"c": 1}, "has no option 'c'; allowed: a, b"), ({"a": 9}, "at least 0 and at most 8"), ({"b": "huge"}, "a size")):
+    wrong = [({"c": 1}, "has no option 'c'; allowed: a, b"), ({"a": 9}, "at least 0 and at most 8"), ({"b": "huge"}, "a size")]
+    for given, message in wrong:
         with pytest.raises(WorkflowError, match=message):
             resolve_options(declared, given, "method 'm'")
 
@@ -161,5 +164,6 @@ def test_every_card_of_this_collection_is_sound():
 
 
 def test_nothing_of_torch_is_imported():
-    code = "import sys, vramlab.collection, vramlab.workflow, vramlab.runner, vramlab.doctor; print({'torch', 'pandas', 'plotly'} & set(sys.modules))"
+    code = ("import sys, vramlab.collection, vramlab.workflow, vramlab.runner, vramlab.doctor\n"
+            "print({'torch', 'pandas', 'plotly'} & set(sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == "set()"

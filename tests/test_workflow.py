@@ -61,7 +61,8 @@ budgets: [60%]
 
 
 def test_scalars_are_read_by_yaml_1_2():
-    text = "a: 1e-3\nb: no\nc: 017\nd: 12:30:00\ne: 60%\nf: ~\ng:\nh: '12'\ni: 1.\nj: 0x1F\nk: 2020-01-01\nl: True\nm: -.5E2\nn: 0o17\no: '~'\np: +3\n"
+    text = ("a: 1e-3\nb: no\nc: 017\nd: 12:30:00\ne: 60%\nf: ~\ng:\nh: '12'\ni: 1.\nj: 0x1F\nk: 2020-01-01\nl: True\nm: -.5E2\n"
+            "n: 0o17\no: '~'\np: +3\n")
     assert plain(parse_yaml(text, "f")) == {
         "a": 0.001, "b": "no", "c": 17, "d": "12:30:00", "e": "60%", "f": None, "g": None, "h": "12", "i": 1.0, "j": 31, "k": "2020-01-01",
         "l": True, "m": -50.0, "n": 15, "o": "~", "p": 3,
@@ -76,10 +77,11 @@ def test_every_key_and_value_knows_its_place():
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ("a: 1\na: 2\nb: 1\na: 3\n", ["f:2:1: key 'a' stands here a second time; first at line 1", "f:4:1: key 'a' stands here a second time; first at line 1"]),
+    ("a: 1\na: 2\nb: 1\na: 3\n", [f"f:{line}:1: key 'a' stands here a second time; first at line 1" for line in (2, 4)]),
     ("a: {b: 1, c: 2, b: 3}", ["f:1:17: key 'b' stands here a second time; first at line 1"]),
     ("", ["f:1:1: the file is empty"]), ("# nothing\n", ["f:1:1: the file is empty"]),
-    ("a: !!python/object/apply:os.system ['true']", ["f:1:4: tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed; write the plain value"]),
+    ("a: !!python/object/apply:os.system ['true']",
+     ["f:1:4: tag 'tag:yaml.org,2002:python/object/apply:os.system' is not allowed; write the plain value"]),
     ("a: !!str 1", ["f:1:4: tag 'tag:yaml.org,2002:str' is not allowed; write the plain value"]),
     ("1: x\ntrue: y", ["f:1:1: key '1' is no text; put it in quotes", "f:2:1: key 'true' is no text; put it in quotes"]),
     ("a: &x {b: 1}\nc:\n  <<: *x", ["f:3:3: merge keys (<<) are not allowed; write the keys out"]),
@@ -194,7 +196,7 @@ measure:
     ({"batch_sizes: [8]\n": ""}, "1:1: key 'batch_sizes' is missing"),
     ({"budgets: [60%]\n": ""}, "6:11: method 'delta' plans for a budget and none is given; write for example budgets: [60%]"),
     ({"methods: [delta, eager]": "methods: delta"}, "6:10: methods: 'delta' is not allowed; must be a list"),
-    ({"methods: [delta, eager]": "methods: []"}, "6:10: methods: [] is not allowed; List must have at least 1 item after validation, not 0"),
+    ({"methods: [delta, eager]": "methods: []"}, "6:10: methods: [] is not allowed; must not be empty"),
     ({"model: toy": "model: words\ndata: digits"}, "5:7: data: 'digits' does not go with words, which reads tokens; allowed: synthetic"),
     ({"model: toy": "model: {name: toy, image_size: 7}"}, "4:32: image_size: 7 is not allowed; must be at least 8"),
     ({"title: A": "training: {optimizer: adam, momentum: 0.9}\ntitle: A"}, "3:29: momentum does not go with optimizer 'adam'"),
@@ -239,11 +241,13 @@ def test_no_edit_of_a_file_makes_anything_but_a_workflow_error(shelf, data):
         "schema": 1, "name": "small", "title": "t", "model": {"name": "toy", "classes": 3}, "batch_sizes": [4, 8],
         "methods": ["eager", {"name": "delta", "options": {"action": "swap-only"}, "budgets": ["50%"], "label": "d"}], "budgets": ["60%"],
         "targets": ["auto", "sim:h100"], "training": {"optimizer": "sgd", "momentum": 0.5}, "measure": {"steps": 3}, "data": "synthetic",
-        "experiments": [{"name": "a"}, {"name": "b", "kind": "max_batch", "budgets": ["auto"], "search": {"high": 9}, "when": {"cpu": {"skip": "no"}}}],
+        "experiments": [{"name": "a"}, {"name": "b", "kind": "max_batch", "budgets": ["auto"], "search": {"high": 9},
+                                        "when": {"cpu": {"skip": "no"}}}],
         "claims": [{"id": "c", "experiment": "a", "rule": "training_equal", "method": "d"}],
         "when": {"cpu": {"label": "quick", "model": {"image_size": 8}}}, "expected": {"minutes": 1},
     }
-    junk = st.sampled_from([None, True, -1, 0, 1.5, "", "x", "delta", [], {}, [1], ["x", {"name": "delta"}], {"name": 3}, {"a": {"b": 1}}, [[1]]])
+    junk = st.sampled_from([None, True, -1, 0, 1.5, "", "x", "delta", [], {}, [1], ["x", {"name": "delta"}], {"name": 3}, {"a": {"b": 1}},
+                            [[1]]])
     for _ in range(data.draw(st.integers(1, 3))):
         node = body
         while isinstance(node, dict | list) and node:
@@ -260,7 +264,8 @@ def test_no_edit_of_a_file_makes_anything_but_a_workflow_error(shelf, data):
         workflow = load(shelf, text)
     except WorkflowError as error:
         lines = str(error).splitlines()
-        assert lines and all(line.startswith("workflows/small.yaml:") and 1 <= int(line.split(":")[1]) <= text.count("\n") + 1 for line in lines)
+        assert lines and all(line.startswith("workflows/small.yaml:") for line in lines)
+        assert all(1 <= int(line.split(":")[1]) <= text.count("\n") + 1 for line in lines)
     else:
         for host in (CPU, CUDA, Host("sim:h100")):
             assert all(cell.cell_id == hash_config(cell.config) for cell in expand(workflow, host).cells)
@@ -276,8 +281,8 @@ def test_a_cell_is_resolved_to_the_last_value(shelf):
     (cell,) = expand(load(shelf, text), CPU).cells
     assert cell.config == {
         "experiment": "main", "kind": "step", "model": "toy", "model_options": {"image_size": 64, "classes": 10}, "batch_size": 8,
-        "training": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.9, "weight_decay": 0.0, "autocast": None, "channels_last": False, "seed": 0,
-                     "steps": 0, "eval_every": 0},
+        "training": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.9, "weight_decay": 0.0, "autocast": None, "channels_last": False,
+                     "seed": 0, "steps": 0, "eval_every": 0},
         "data": "synthetic", "method": "delta", "options": {"action": "director", "threshold": 2.0}, "budget": "60%", "target": "cpu",
         "measure": {"warmup": 2, "steps": 3, "gate_steps": 3, "gate_batch_size": None, "time": True, "peak": True, "timeout_seconds": 1800,
                     "plan_timeout_seconds": 600},
@@ -318,7 +323,8 @@ expected: {minutes: 30}
 def test_later_layers_win_and_mappings_merge(shelf):
     def seen(host, *overrides):
         plan = expand(load(shelf, LAYERED, *overrides), host)
-        return {cell.config["experiment"]: (cell.config["batch_size"], *(cell.config["measure"][k] for k in ("warmup", "steps", "gate_steps")))
+        measures = ("warmup", "steps", "gate_steps")
+        return {cell.config["experiment"]: (cell.config["batch_size"], *(cell.config["measure"][key] for key in measures))
                 for cell in plan.cells}
 
     assert seen(CPU) == {"plain": (2, 1, 2, 3), "own": (3, 1, 3, 3), "own-when": (4, 1, 2, 4)}
@@ -335,7 +341,8 @@ def test_another_model_brings_its_own_options(shelf):
 when: {cpu: {model: {image_size: 16}}}
 experiments: [{name: a}, {name: b, model: other}, {name: c, model: {name: other, classes: 4}}, {name: d, model: {classes: 5}}]
 """
-    found = {cell.config["experiment"]: (cell.config["model"], *cell.config["model_options"].values()) for cell in expand(load(shelf, text), CPU).cells}
+    configs = [cell.config for cell in expand(load(shelf, text), CPU).cells]
+    found = {config["experiment"]: (config["model"], *config["model_options"].values()) for config in configs}
     assert found == {"a": ("toy", 16, 3), "b": ("other", 32, 10), "c": ("other", 32, 4), "d": ("toy", 16, 5)}
     short = expand(load(shelf, BASE, "model.image_size=48"), CPU).cells[0]
     assert (short.config["model"], short.config["model_options"]["image_size"]) == ("toy", 48)
@@ -377,7 +384,8 @@ experiments:
     train, search = cells[0].config, cells[2].config
     assert (train["kind"], train["data"], train["training"]["steps"], train["training"]["eval_every"]) == ("train", "digits", 7, 2)
     assert (train["training"]["lr"], train["training"]["momentum"]) == (0.001, 0.0)
-    assert (search["batch_size"], search["search"], search["target"], search["budget"]) == (None, {"low": 1, "high": 100}, "sim:v100-32gb", None)
+    assert (search["batch_size"], search["search"]) == (None, {"low": 1, "high": 100})
+    assert (search["target"], search["budget"]) == ("sim:v100-32gb", None)
     assert cells[3].config["budget"] == "auto" and "search" not in train
     assert cells[3].title == "toy largest batch delta auto on sim:v100-32gb"
 

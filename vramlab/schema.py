@@ -57,6 +57,7 @@ _DEMANDS = {
     "bool_type": "must be true or false",
     "string_type": "must be text; put it in quotes",
     "list_type": "must be a list",
+    "too_short": "must not be empty",
     "dict_type": "must be a mapping of keys to values",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",
