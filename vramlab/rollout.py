@@ -201,7 +201,9 @@ class Rollout(Player):
         release = self.policy.release(candidates, self) if len(candidates) else None
         if release is None:
             return False
-        s = release.storage
+        s, is_possible = release.storage, self.can_offload if release.action is Action.SWAP else self.can_recompute
+        if s not in candidates or not is_possible(s):
+            raise ValueError(f"the policy answered {release}, which is not possible; the candidates were {candidates.tolist()}")
         if release.action is Action.SWAP and not self.has_host_copy(s):
             self.offload(s)
             self.wait(s)

@@ -35,13 +35,15 @@ class SegmentedStep:
         """The whole step."""
         self._free_dead([s.id for s in self.tape.storages if s.at_start])
         for op in range(len(self.tape.ops)):
-            for segment in sorted({self.segment_of[s] for s in self.tape.reads[op] if self._is_dropped(s)}, reverse=True):
+            for segment in sorted({self.segment_of[s] for s in self.facts.needs[op] if self._is_dropped(s)}, reverse=True):
                 self._recompute(segment)
             self.player.compute(op, self._reuse(op))
             self._free_dead(self.facts.uses[op])
             for s in self.facts.uses[op]:
                 if self.forward_end.get(s) == op and self.player.is_settled[s]:
                     self.player.free(s)
+        self.held.clear()  # by segments that nothing needed again
+        self._free_dead(range(len(self.tape.storages)))
         return self.player.schedule(method)
 
     def _dropped(self, cuts: Sequence[Cut]) -> dict[int, int]:
@@ -58,21 +60,24 @@ class SegmentedStep:
         return dropped
 
     def _comes_back(self, storage: int) -> bool:
-        """Is it read after the forward phase, not before it could be recomputed, and not kept by the step?"""
-        later = [op for op in self.tape.readers[storage] if self.tape.ops[op].phase is not Phase.FORWARD]
-        until = self.facts.recomputable_until[self.tape.producer[storage]]
-        return bool(later) and not self.tape.storages[storage].at_end and until >= later[-1]
+        """Is it needed after the forward phase, no later than it can be recomputed, and not kept by the step?"""
+        needed = [op for op in self.facts.needed_at[storage] if op == self.facts.end or self.tape.ops[op].phase is not Phase.FORWARD]
+        return bool(needed) and needed[-1] <= min(self.facts.recomputable_until[self.tape.producer[storage]], self.facts.end - 1)
 
     def _last_forward_use(self) -> dict[int, int]:
-        return {s: max([self.tape.producer[s], *(op for op in self.tape.readers[s] if self.tape.ops[op].phase is Phase.FORWARD)])
-                for s in self.segment_of}
+        """Per dropped storage: the op after which the forward phase is done with it."""
+        def is_forward(op: int) -> bool:
+            return op < self.facts.end and self.tape.ops[op].phase is Phase.FORWARD
+
+        return {s: max([self.tape.producer[s], *filter(is_forward, self.facts.needed_at[s])]) for s in self.segment_of}
 
     def _is_dropped(self, storage: int) -> bool:
         return storage in self.segment_of and self.player.residency[storage] is ABSENT
 
     def _recompute(self, segment: int) -> None:
         """Every map of the segment that the step still needs; what only the recompute reads is freed as soon as it was read."""
-        ops = self.player.ops_to_recompute([s for s in self.dropped[segment] if self.player.is_live(s)])
+        made = [s for s in self.dropped[segment] if self.tape.producer[s] < self.player.next_op]
+        ops = self.player.ops_to_recompute([s for s in made if self.player.is_live(s)])
         reads = Counter(s for op in ops for s in self.tape.reads[op])
         for op in ops:
             self.player.recompute(op, self._reuse(op, reads))
