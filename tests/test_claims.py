@@ -18,9 +18,9 @@ KNOWN = load_claims([CLAIMS_FILE])
 
 
 def as_run(records, labels=None) -> Run:
-    cells = tuple(Cell(cell_id=r.cell_id, folder=Path("cells") / r.cell_id, config=r.config, record=r) for r in records)
-    plan = {"environment": ENVIRONMENT, "cells": [{"cell_id": k, "label": v} for k, v in (labels or {}).items()]}
-    return Run(Path("run"), plan, cells)
+    names = {r.cell_id: (labels or {}).get(r.cell_id, r.config["method"]) for r in records}
+    cells = tuple(Cell(cell_id=r.cell_id, folder=Path("cells"), config=r.config, label=names[r.cell_id], record=r) for r in records)
+    return Run(Path("run"), {"environment": ENVIRONMENT}, cells)
 
 
 def ask(rule: str, records, claim_id: str, *, labels=None, **request) -> ClaimResult:

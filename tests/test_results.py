@@ -9,7 +9,7 @@ from hand_made import MIB, full_grid, make_record, measured_step, training, writ
 
 import vramlab
 from vramlab.record import Outcome
-from vramlab.runs import IDENTITY_COLUMNS, find_runs, load_run, results
+from vramlab.runs import IDENTITY_COLUMNS, find_run_folders, load_run, results
 
 
 def test_one_row_a_cell_over_a_run_a_workflow_and_all_results(tmp_path):
@@ -18,7 +18,7 @@ def test_one_row_a_cell_over_a_run_a_workflow_and_all_results(tmp_path):
     write_run(tmp_path / "results" / "b" / "run-1", [measured_step("eager", 1000)])
     counts = [len(results(path)) for path in (first, tmp_path / "results" / "a", tmp_path / "results")]
     assert counts == [len(full_grid()), len(full_grid()) + 1, len(full_grid()) + 2]
-    assert [p.name for p in find_runs(tmp_path / "results" / "a")] == ["run-1", "run-2"]
+    assert [p.name for p in find_run_folders(tmp_path / "results" / "a")] == ["run-1", "run-2"]
 
 
 def test_numbers_are_the_records_in_bytes_and_seconds(tmp_path):

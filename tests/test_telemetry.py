@@ -18,7 +18,7 @@ from vramlab.nvml import GPU_COLUMNS, Nvml
 from vramlab.telemetry import COLUMNS, Sampler, read_telemetry, run_sampler
 
 
-def take_samples(path: Path, count: int, *, library: FakeNvml | None = None, gpu_uuid: str | None = None,
+def take_samples(path: Path, count: int, *, library: FakeNvml | None = None, target: str = "cpu",
                  pauses: dict[int, float] | None = None, period_seconds: float = 0.02) -> None:
     """Run the sampler in this process for `count` samples; `pauses` holds extra seconds after a sample."""
     taken = 0
@@ -29,7 +29,7 @@ def take_samples(path: Path, count: int, *, library: FakeNvml | None = None, gpu
         taken += 1
         return taken == count
 
-    run_sampler(path, pid=os.getpid(), gpu_uuid=gpu_uuid, period_seconds=period_seconds, is_over=is_over, library=library)
+    run_sampler(path, pid=os.getpid(), target=target, period_seconds=period_seconds, is_over=is_over, library=library)
 
 
 def test_it_sees_the_bytes_and_the_processor_time_that_the_process_used(tmp_path):
@@ -54,7 +54,7 @@ def test_it_sees_the_bytes_and_the_processor_time_that_the_process_used(tmp_path
 
 def test_columns_are_the_same_on_every_machine_and_absent_ones_say_why(tmp_path):
     take_samples(tmp_path / "cpu.csv.gz", 3)
-    take_samples(tmp_path / "gpu.csv.gz", 3, library=FakeNvml(), gpu_uuid=UUID)
+    take_samples(tmp_path / "gpu.csv.gz", 3, library=FakeNvml(), target=UUID)
     cpu, gpu = read_telemetry(tmp_path / "cpu.csv.gz"), read_telemetry(tmp_path / "gpu.csv.gz")
     assert tuple(cpu.columns) == tuple(gpu.columns) == COLUMNS
     for name in GPU_COLUMNS:
@@ -64,7 +64,7 @@ def test_columns_are_the_same_on_every_machine_and_absent_ones_say_why(tmp_path)
 
 def test_gpu_readings_have_the_units_of_their_names(tmp_path):
     library = FakeNvml(processes=((os.getpid(), 640), (1, 99)))
-    take_samples(tmp_path / "t.csv.gz", 2, library=library, gpu_uuid=UUID.removeprefix("GPU-"))
+    take_samples(tmp_path / "t.csv.gz", 2, library=library, target=UUID.removeprefix("GPU-"))
     read = read_telemetry(tmp_path / "t.csv.gz")
     last = {name: values[-1] for name, values in read.columns.items()}
     assert library.asked_uuid == UUID
@@ -78,7 +78,7 @@ def test_gpu_readings_have_the_units_of_their_names(tmp_path):
 
 def test_a_field_that_the_gpu_lacks_is_null_with_the_drivers_reason(tmp_path):
     library = FakeNvml(refuse=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"), processes=((os.getpid(), 640),))
-    take_samples(tmp_path / "t.csv.gz", 2, library=library, gpu_uuid=UUID)
+    take_samples(tmp_path / "t.csv.gz", 2, library=library, target=UUID)
     read = read_telemetry(tmp_path / "t.csv.gz")
     assert read.columns["power_watts"] == read.columns["gpu_busy_percent"] == [None, None]
     assert read.trailer["missing"]["power_watts"] == "nvmlDeviceGetPowerUsage: Not Supported"
@@ -87,7 +87,7 @@ def test_a_field_that_the_gpu_lacks_is_null_with_the_drivers_reason(tmp_path):
 
 
 def test_a_driver_with_memory_version_1_is_marked(tmp_path):
-    take_samples(tmp_path / "t.csv.gz", 1, library=FakeNvml(memory_version=1), gpu_uuid=UUID)
+    take_samples(tmp_path / "t.csv.gz", 1, library=FakeNvml(memory_version=1), target=UUID)
     read = read_telemetry(tmp_path / "t.csv.gz")
     assert read.columns["gpu_memory_used_bytes"] == [1300] and read.columns["gpu_memory_reserved_bytes"] == [None]
     assert "version 1" in read.trailer["missing"]["gpu_memory_reserved_bytes"]
@@ -100,10 +100,47 @@ def test_process_memory_is_never_zero_for_want_of_knowledge(processes):
 
 
 def test_a_uuid_that_nvml_does_not_list_costs_the_gpu_columns_only(tmp_path):
-    take_samples(tmp_path / "t.csv.gz", 2, library=FakeNvml(), gpu_uuid="GPU-none")
+    take_samples(tmp_path / "t.csv.gz", 2, library=FakeNvml(), target="GPU-none")
     read = read_telemetry(tmp_path / "t.csv.gz")
     assert read.columns["gpu_memory_used_bytes"] == [None, None] and "Not Found" in read.header["missing"]["gpu_memory_used_bytes"]
     assert min(read.columns["rss_bytes"]) > 0
+
+
+@pytest.mark.parametrize(("index", "variables", "expected"), [
+    (0, {}, 0), (1, {}, 1), (0, {"CUDA_VISIBLE_DEVICES": "1"}, 1), (1, {"CUDA_VISIBLE_DEVICES": "1,0"}, 0),
+    (0, {"CUDA_VISIBLE_DEVICES": f"{UUID},1"}, UUID), (0, {"CUDA_VISIBLE_DEVICES": ""}, None), (1, {"CUDA_VISIBLE_DEVICES": "1"}, None),
+    (2, {}, None), (0, {"CUDA_VISIBLE_DEVICES": "-1"}, None),
+])
+def test_cudas_numbers_become_nvmls(index, variables, expected):
+    handle, reason = Nvml.open(TwoGpus(alike=True)).find_cuda(index, variables)
+    assert handle == expected and bool(reason) == (expected is None)
+
+
+def test_unlike_gpus_are_not_told_apart_by_number():
+    nvml = Nvml.open(TwoGpus(alike=False))
+    assert nvml.find_cuda(0, {}) == (None, "GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, so NVML's numbers are not CUDA's")
+    assert nvml.find_cuda(1, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}) == (1, "")
+    assert nvml.find_cuda(0, {"CUDA_VISIBLE_DEVICES": UUID}) == (UUID, "")
+
+
+class TwoGpus(FakeNvml):
+    """Two GPUs whose handles are their PCI numbers, or their UUIDs when found by those."""
+
+    def __init__(self, *, alike: bool) -> None:
+        super().__init__()
+        self.alike = alike
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetName(self, handle: int | str) -> str:
+        return "V100" if self.alike else f"board {handle}"
 
 
 def test_missed_samples_are_counted(tmp_path):

@@ -70,6 +70,26 @@ class Nvml:
         spelled = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
         return self.ask("nvmlDeviceGetHandleByUUID", spelled)
 
+    def find_cuda(self, index: int, environment: Mapping[str, str]) -> tuple[Any, str]:
+        """(handle, "") of CUDA device `index` as a process with these variables numbers it, else (None, why).
+
+        CUDA_VISIBLE_DEVICES renumbers, by index or by UUID. CUDA's default order puts the fastest first and NVML's goes by PCI
+        address: they are the same only when CUDA_DEVICE_ORDER says so or all GPUs are alike, else there is no telling.
+        """
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        names = [n.strip() for n in visible.split(",")] if visible is not None else [str(i) for i in range(self.count())]
+        if index >= len(names) or names[index] in ("", "-1"):
+            return None, f"CUDA_VISIBLE_DEVICES={visible} has no device {index}" if visible is not None else f"NVML lists no GPU {index}"
+        if not names[index].isdigit():
+            return self.find(names[index])
+        if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and not self._are_alike():
+            return None, "GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, so NVML's numbers are not CUDA's"
+        return self.ask("nvmlDeviceGetHandleByIndex", int(names[index]))
+
+    def _are_alike(self) -> bool:
+        handles = (self.ask("nvmlDeviceGetHandleByIndex", i)[0] for i in range(self.count()))
+        return len({self.ask("nvmlDeviceGetName", handle)[0] for handle in handles}) <= 1
+
     def describe(self, index: int) -> dict[str, Any]:
         """What is fixed about a GPU, for the environment of a record. The UUID is hashed; `missing` says why a value is None."""
         handle, reason = self.ask("nvmlDeviceGetHandleByIndex", index)

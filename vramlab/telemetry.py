@@ -1,6 +1,6 @@
 """A sampler in a process of its own that writes `telemetry.csv.gz` while a cell runs, and the reader of that file.
 
-    with Sampler(folder / "telemetry.csv.gz", gpu_uuid=uuid) as sampler:
+    with Sampler(folder / "telemetry.csv.gz", target="cuda:0") as sampler:
         ...                                  # the work
     sampler.summary                          # rows, achieved period, missed samples, what is missing and why
 
@@ -45,11 +45,13 @@ PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 
 
 class Sampler:
-    """Samples process `pid` with its children, and the GPU with `gpu_uuid`, every `period_seconds`, from `start` to `stop`."""
+    """Samples process `pid` with its children, and the GPU that `target` names, every `period_seconds`, from `start` to `stop`.
 
-    def __init__(self, path: Path, *, pid: int | None = None, gpu_uuid: str | None = None,
-                 period_seconds: float = PERIOD_SECONDS) -> None:
-        self.path, self.pid, self.gpu_uuid = Path(path), pid or os.getpid(), gpu_uuid
+    `target` is `cpu`, `sim:...` (both: no GPU), `cuda:N` as this process numbers its GPUs, or a GPU's UUID.
+    """
+
+    def __init__(self, path: Path, *, target: str = "cpu", pid: int | None = None, period_seconds: float = PERIOD_SECONDS) -> None:
+        self.path, self.pid, self.target = Path(path), pid or os.getpid(), target
         self.period_seconds = period_seconds
         self.summary: dict[str, Any] = {"failure": "the sampler has not run"}
         self._child: subprocess.Popen | None = None
@@ -57,8 +59,7 @@ class Sampler:
     def start(self) -> Sampler:
         """Start the sampling process. Never raises; `summary["failure"]` tells."""
         command = [sys.executable, "-m", "vramlab.telemetry", str(self.path), "--pid", str(self.pid),
-                   "--period-seconds", repr(self.period_seconds)]
-        command += ["--gpu-uuid", self.gpu_uuid] if self.gpu_uuid else []
+                   "--target", self.target, "--period-seconds", repr(self.period_seconds)]
         search = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,11 +211,11 @@ class ProcessTree:
             missing.setdefault("read_bytes", f"the system does not tell a process's I/O: {type(error).__name__}")
 
 
-def run_sampler(path: Path, *, pid: int, gpu_uuid: str | None, period_seconds: float,
+def run_sampler(path: Path, *, pid: int, target: str, period_seconds: float,
                 is_over: Callable[[float], bool], library: Any = None) -> None:
     """Sample until `is_over(seconds)` says so; it waits at most that long and is the sampler's only clock tick."""
     missing: dict[str, str] = {}
-    nvml, gpu = _open_gpu(gpu_uuid, missing, library)
+    nvml, gpu = _open_gpu(target, missing, library)
     tree = ProcessTree(pid)
     header = {"format": FORMAT_VERSION, "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
               "period_seconds": period_seconds, "gpu": nvml.describe_handle(gpu) if gpu is not None else None, "missing": dict(missing)}
@@ -235,12 +236,15 @@ def run_sampler(path: Path, *, pid: int, gpu_uuid: str | None, period_seconds: f
         text.detach()
 
 
-def _open_gpu(gpu_uuid: str | None, missing: dict[str, str], library: Any) -> tuple[Nvml, Any]:
-    if gpu_uuid is None:
+def _open_gpu(target: str, missing: dict[str, str], library: Any) -> tuple[Nvml, Any]:
+    if target == "cpu" or target.startswith("sim:"):
         nvml, gpu, reason = Nvml(None), None, "the cell ran on no GPU"
+    elif (nvml := Nvml.open(library)).failure:
+        gpu, reason = None, nvml.failure
+    elif target.startswith("cuda:"):
+        gpu, reason = nvml.find_cuda(int(target.removeprefix("cuda:")), os.environ)
     else:
-        nvml = Nvml.open(library)
-        gpu, reason = (None, nvml.failure) if nvml.failure else nvml.find(gpu_uuid)
+        gpu, reason = nvml.find(target)
     if gpu is None:
         missing.update(dict.fromkeys(GPU_COLUMNS, reason))
     return nvml, gpu
@@ -295,7 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Sample a process and a GPU into telemetry.csv.gz until standard input closes.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--pid", type=int, required=True)
-    parser.add_argument("--gpu-uuid")
+    parser.add_argument("--target", default="cpu")
     parser.add_argument("--period-seconds", type=float, default=PERIOD_SECONDS)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the end of input is the signal here
@@ -304,7 +308,7 @@ def main() -> None:
         readable, _, _ = select.select([sys.stdin], [], [], seconds)
         return bool(readable) and not sys.stdin.buffer.read1(1)
 
-    run_sampler(options.path, pid=options.pid, gpu_uuid=options.gpu_uuid, period_seconds=options.period_seconds, is_over=is_over)
+    run_sampler(options.path, pid=options.pid, target=options.target, period_seconds=options.period_seconds, is_over=is_over)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ class ClaimResult:
     tolerance: float
     finding: Finding
     hardware: str  # what the evidence was obtained on, in words
+    experiment: str = ""
+    note: str = ""  # the workflow's own
 
     @property
     def verdict_in_words(self) -> str:
@@ -132,7 +134,8 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
     else:
         finding = _apply(rule, Question(request, claim, tolerance, chosen, run.label))
     hardware = join_words(sorted({target_in_words(r.config, run.environment_of(r)) for r in finding.evidence})) or DASH
-    return ClaimResult(id=request["id"], claim=claim, rule=rule, tolerance=tolerance, finding=finding, hardware=hardware)
+    return ClaimResult(id=request["id"], claim=claim, rule=rule, tolerance=tolerance, finding=finding, hardware=hardware,
+                       experiment=str(experiment or ""), note=str(request.get("note") or ""))
 
 
 class Question:

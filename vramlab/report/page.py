@@ -13,7 +13,7 @@ from vramlab.collection import Library, built_in_collection, find_collections
 from vramlab.errors import WorkflowError
 from vramlab.record import Verdict, write_atomically
 from vramlab.report.checklists import AnsweredChecklist, answer_all, load_checklists
-from vramlab.report.claims import RULES, ClaimResult, judge, load_claims
+from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
 from vramlab.report.figures import FigureSet, Looks, load_telemetry, overhead_figures, peak_figures, telemetry_figures, training_figures
@@ -90,14 +90,22 @@ def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
     claim, finding = result.claim, result.finding
     return {
         "id": result.id, "verdict": result.verdict_in_words, "tone": VERDICT_TONES[finding.verdict],
-        "statement": f"{claim.system}: {claim.metric}, {claim.model}" if claim else "unknown claim",
+        "statement": _statement(claim) if claim else "unknown claim",
         "claimed": claim.in_words if claim else DASH, "obtained": finding.obtained, "explanation": finding.explanation,
-        "baseline": finding.baseline or DASH, "claimed_baseline": claim.baseline if claim else DASH, "tolerance": f"{100 * result.tolerance:g}{NBSP}%",
+        "baseline": finding.baseline or DASH, "claimed_baseline": claim.baseline if claim else DASH,
+        "tolerance": f"{100 * result.tolerance:g}{NBSP}%", "experiment": result.experiment,
         "hardware": f"measured on {result.hardware}" if finding.is_simulated is False else result.hardware,
         "claimed_hardware": claim.hardware if claim else DASH,
-        "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH, "note": claim.note if claim else "",
-        "rule": result.rule, "evidence": [(run.label(r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
+        "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH,
+        "notes": [note for note in (claim.note if claim else "", result.note) if note],
+        "rule": result.rule,
+        "evidence": [(run.label(r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
     }
+
+
+def _statement(claim: PaperClaim) -> str:
+    model = "" if claim.model in ("", "n/a", "unspecified", "unspecified set") else f", {claim.model}"
+    return f"{claim.system}: {claim.metric}{model}"
 
 
 def _rules(claims: tuple[ClaimResult, ...]) -> dict[str, str]:

@@ -94,7 +94,7 @@ def _answer(claims: Sequence[ClaimResult]) -> str:
         if hits:
             simulated = sum(bool(c.finding.is_simulated) for c in hits) if verdict is not Verdict.NOT_TESTABLE_HERE else 0
             parts.append(f"{len(hits)} {verdict}{f' ({simulated} by simulation)' if simulated else ''}")
-    return f"Of {count_of(len(claims), 'claim')}: {join_words(parts)}."
+    return f"Of {count_of(len(claims), 'test')} of claims: {join_words(parts)}."
 
 
 def _best(run: Run) -> list[Best]:
@@ -167,4 +167,4 @@ def _name(config: Mapping[str, Any], label: str) -> str:
 
 def _listed(names: Sequence[str], limit: int = 4) -> str:
     shown = join_words(names if len(names) <= limit else [*names[:limit], f"{len(names) - limit} more"])
-    return f"{count_of(len(names), 'cell')}: {shown}"
+    return shown if len(names) == 1 else f"{len(names)} cells ({shown})"
