@@ -1,0 +1,177 @@
+"""Every planner of a collection, alike: each rule of tests/contract.py on every toy tape, at six budgets and without one.
+
+A rule that a published heuristic may honestly break can be exempted in the method's card, by name and with a reason; an
+exemption that nothing needs is a fault too. Planted methods that break one rule each must be caught.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from contract import EXEMPTIBLE, RULES, Inquiry, option_sets
+from oracle import Illegal
+from tapes import TOYS
+
+from vramlab.collection import Library, Method, built_in_collection
+from vramlab.errors import ScheduleError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def planners(root: Path) -> list[Method]:
+    library = Library([root])
+    found = [library.method(name) for name in library.method_paths]
+    return [method for method in found if method.card.kind == "planner"]
+
+
+def subjects(root: Path) -> dict[str, list[Inquiry]]:
+    """`name-option=value` -> one inquiry a toy."""
+    found = {}
+    for method in planners(root):
+        for options in option_sets(method):
+            said = ",".join(f"{key}={value}" for key, value in options.items()) or "defaults"
+            found[f"{method.name}-{said}"] = [Inquiry(method, options, toy) for toy in TOYS]
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    root = Path(metafunc.config.getoption("--collection", default=None) or built_in_collection())
+    if "subject" in metafunc.fixturenames:
+        found = subjects(root)
+        metafunc.parametrize("subject", found.values(), ids=found.keys())
+    if "method" in metafunc.fixturenames:
+        found = {method.name: method for method in planners(root)}
+        metafunc.parametrize("method", found.values(), ids=found.keys())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_contract(subject: list[Inquiry], rule: str):
+    if rule in subject[0].method.card.exemptions:
+        return  # whether it is needed is asked below
+    for inquiry in subject:
+        RULES[rule](inquiry)
+
+
+def test_exemptions_are_allowed_and_needed(method: Method):
+    for rule, reason in method.card.exemptions.items():
+        assert rule in EXEMPTIBLE and len(reason) > 20
+        assert any(breaks(rule, Inquiry(method, options, toy)) for options in option_sets(method) for toy in TOYS), rule
+
+
+def test_card_and_code_agree(method: Method):
+    code = method.load()
+    assert code.UID == method.card.uid
+    assert list(getattr(code, "NEEDS", ())) == method.card.needs
+    assert code.build() == method.build(), "the defaults of the code are those of the card"
+
+
+DIGESTS = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[1:3]
+from contract import Inquiry
+from tapes import TOYS
+from vramlab.collection import Library
+library = Library([Path(sys.argv[1])])
+for name in sys.argv[3:]:
+    for toy in ("skip", "multi_output"):
+        answers = Inquiry(library.method(name), {}, toy).answers
+        print(name, toy, *(a.schedule.digest if a.schedule else a.refusal.smallest_bytes for a in answers))
+"""
+
+
+def test_plans_do_not_depend_on_the_hash_seed():
+    names = [method.name for method in planners(ROOT)]
+    runs = [subprocess.run([sys.executable, "-c", DIGESTS, str(ROOT), str(ROOT / "tests"), *names], capture_output=True, text=True,
+                           env={**os.environ, "PYTHONHASHSEED": seed}, check=True).stdout for seed in ("1", "2")]
+    assert runs[0] == runs[1] and len(runs[0].splitlines()) == 2 * len(names)
+
+
+def breaks(rule: str, inquiry: Inquiry) -> bool:
+    try:
+        RULES[rule](inquiry)
+    except (AssertionError, Illegal, ScheduleError, TypeError, pytest.fail.Exception):
+        return True
+    return False
+
+
+# --- methods with one fault each ---------------------------------------------------------------------------------------
+CARD = """
+uid: 0123456789abcdef
+version: 1
+kind: planner
+title: planted
+decides: Something wrong.
+paper: null
+needs: [timings]
+takes_budget: false
+fidelity: none
+"""
+CODE = """
+from dataclasses import replace
+from itertools import count
+import numpy as np
+from vramlab.check import check_schedule
+from vramlab.errors import PlanInfeasible
+from vramlab.layers import check_needs
+from vramlab.liveness import replay_schedule
+from vramlab.planner import UNLIMITED
+from vramlab.schedule import *
+UID = "0123456789abcdef"
+calls = count()
+
+class Planted:
+    def plan(self, tape, device, budget):
+        needs, smallest, uid, refuses = ["timings"], None, UID, True
+        replay = replay_schedule(tape)
+        peak = check_schedule(tape, replay).peak_bytes
+        run = list(replay.instructions)
+        frees = [i for i in run if isinstance(i, Free)]
+        again = [Compute(0), Free(tape.creates[0][0]), Recompute(0)] if len(tape.creates[0]) == 1 else run[:1]
+        BODY
+        check_needs(tape, needs, "planted")
+        if refuses and peak > budget.device_bytes:
+            raise PlanInfeasible(method="planted", budget_bytes=budget.device_bytes, smallest_bytes=smallest or peak, op=tape.op_name(0))
+        return replace(replay, instructions=tuple(run), method=uid)
+
+def build():
+    return Planted()
+"""
+PLANTED = {
+    "plans-compute-what-a-plain-run-computes": "run = [i for i in run if not isinstance(i, Free)]",
+    "plans-keep-the-budget": "refuses = False",
+    "refusals-name-what-can-be-reached": "smallest = budget.device_bytes + 1",
+    "no-overhead-without-a-budget": "run[:1] = again",
+    "peak-falls-with-the-budget": "run = run if budget.device_bytes >= UNLIMITED else [i for i in run if i not in frees] + frees",
+    "equal-questions-get-equal-answers": "run[:1] = again if next(calls) % 2 else run[:1]",
+    "unmet-needs-are-refused": "needs = []",
+    "random-ops-are-recomputed-from-a-recorded-state": "run.reverse()",
+    "json-round-trips": "run[0] = Compute(np.int64(0))",
+    "schedules-carry-uid-and-tape": "uid = ''",
+    "a-method-without-budget-ignores-it": "run[:1] = again if budget.device_bytes < UNLIMITED else run[:1]",
+    "state-stays-where-it-is": "run[:0] = [Offload(0), Wait(0), FreeHost(0)]",
+}
+
+
+def plant(folder: Path, body: str) -> Method:
+    folder.mkdir(parents=True)
+    (folder / "card.yaml").write_text(CARD)
+    (folder / "method.py").write_text(CODE.replace("BODY", body))
+    return Library([folder.parents[1]]).method(folder.name)
+
+
+def rules_broken_by(method: Method) -> set[str]:
+    return {rule for rule in RULES if any(breaks(rule, Inquiry(method, {}, toy)) for toy in ("chain", "random_op", "multi_output"))}
+
+
+def test_a_sound_method_breaks_no_rule(tmp_path):
+    assert rules_broken_by(plant(tmp_path / "methods" / "sound", "pass")) == set()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_planted_fault_is_caught(tmp_path, rule):
+    assert rule in rules_broken_by(plant(tmp_path / "methods" / "faulty", PLANTED[rule]))
