@@ -299,14 +299,17 @@ class _Writer:
     # --- ops with an in-place twin ---
     def run_in_place(self, op: Op, instruction: Compute | Recompute) -> None:
         out, source = op.takeover
-        if out in self.defined:  # a recompute for the sake of another output
-            raise Unsupported(f"{self.tape.op_name(op.id)}: a recompute of an in-place op whose result is still there")
         result = next(t for t in op.outputs if t is not None and self.tape.tensors[t].storage == out)
         written = self.written_tensor(op, source, result)
         f = self.constant(resolve(op.target if op.is_eager_inplace else _inplace_target(op.target)), f"op{op.id}")
         targets = ["_" if t == result else self.target(t, op) for t in op.outputs]
         targets = targets[: len(resolve(op.target)._schema.returns)]
-        if instruction.reuse is not None:
+        if out in self.defined:  # a recompute for the sake of another output: what it writes is a duplicate
+            copy = self.constant(_storage_copier(self.tape, written), f"copy{op.id}")
+            self.line(f"duplicate = {copy}({self.use(written)})")
+            self.assign(op, targets, f"{f}({self.in_place_arguments(op, written, 'duplicate')})")
+            self.line("duplicate = None")
+        elif instruction.reuse is not None:
             self.assign(op, targets, f"{f}({self.in_place_arguments(op, written)})")
             self.line(f"t{result} = {self.use(written)}")
             self.forget(source)

@@ -12,6 +12,7 @@ import mmap
 import queue
 import threading
 import time
+import weakref
 from typing import Mapping, Protocol, Sequence
 
 import torch
@@ -69,7 +70,8 @@ class PacedLink:
         queues = [queue.SimpleQueue() for _ in range(engines)]
         self._queues = {"d2h": queues[0], "h2d": queues[-1]}
         for q in queues:
-            threading.Thread(target=self._serve, args=(q,), daemon=True, name="vramlab-copy").start()
+            threading.Thread(target=_serve, args=(q, self._failed), daemon=True, name="vramlab-copy").start()
+            weakref.finalize(self, q.put, None)
 
     def arena(self, stays: Stays) -> HostArena:
         """Host memory outside torch's allocator."""
@@ -95,17 +97,19 @@ class PacedLink:
         event = self._done[storage] = threading.Event()
         self._queues[engine].put((event, to, source, nbytes, self.profile.copy_seconds(nbytes, to_host=to_host)))
 
-    def _serve(self, jobs: queue.SimpleQueue) -> None:
-        while True:
-            event, to, source, nbytes, seconds = jobs.get()
-            end = time.perf_counter() + seconds
-            try:
-                time.sleep(max(0.0, seconds - nbytes / _COPY_BYTES_PER_SECOND))
-                ctypes.memmove(to, source, nbytes)
-                time.sleep(max(0.0, end - time.perf_counter()))
-            except BaseException as wrong:  # handed to the thread that waits
-                self._failed.append(wrong)
-            event.set()
+
+def _serve(jobs: queue.SimpleQueue, failed: list[BaseException]) -> None:
+    """One copy engine: jobs in order, until None comes."""
+    while (job := jobs.get()) is not None:
+        event, to, source, nbytes, seconds = job
+        end = time.perf_counter() + seconds
+        try:
+            time.sleep(max(0.0, seconds - nbytes / _COPY_BYTES_PER_SECOND))
+            ctypes.memmove(to, source, nbytes)
+            time.sleep(max(0.0, end - time.perf_counter()))
+        except BaseException as wrong:  # handed to the thread that waits
+            failed.append(wrong)
+        event.set()
 
 
 _COPY_BYTES_PER_SECOND = 4e9  # how early before its paced end a copy starts to move bytes; the pace itself does not depend on it

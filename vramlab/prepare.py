@@ -43,10 +43,10 @@ def capture_with_costs(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     try:
         captured = capture(model, loss_fn, batch, **options)
-        return Captured(measure_costs(captured.tape, device), captured.binding)
+        return Captured(measure_costs(captured.tape, device, optimizer=optimizer), captured.binding)
     except OpMismatch:
         captured = capture(model, loss_fn, batch, **options, with_data=True)
-        return Captured(measure_costs(captured.tape, device), captured.binding)
+        return Captured(measure_costs(captured.tape, device, optimizer=optimizer), captured.binding)
 
 
 def plan(captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None) -> Plan:
