@@ -265,7 +265,7 @@ def appendix_fields(e: Evidence) -> Fact:
 def settings(e: Evidence) -> Fact:
     """Every training and test setting, defaults filled in."""
     needed = ("training", "model_options", "data", "batch_size", "measure")
-    lacking = [c.cell_id for c in e.run.cells if any(key not in c.config for key in needed)]
+    lacking = [c for c in e.run.cells if any(key not in c.config for key in needed) or not c.config["training"].get("optimizer")]
     if lacking or not e.run.cells:
         return Open("a cell's resolved settings are not complete")
     training = e.run.cells[0].config["training"]

@@ -1,0 +1,403 @@
+"""The page against the hand-made records that it is made from: numbers, reasons, escaping, figures, bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured_step, simulated_step, write_run, write_telemetry
+
+from vramlab.record import Outcome, Truth
+from vramlab.report import drawing, render
+from vramlab.report.figures import Looks, load_telemetry, overhead_figures, peak_figures, telemetry_figures, training_figures
+from vramlab.report.words import bytes_in_words, interval_in_words, is_distinguishable, seconds_in_words
+from vramlab.runs import load_run
+
+ROOT = Path(__file__).parent.parent
+HOSTILE = '"><script>document.title="pwned"</script><img src=x onerror="document.title=1">$\\frac{1}{2}$ _&amp;'
+
+
+class Page(HTMLParser):
+    """Tags with attributes, tables as rows of text by caption, all text, and the notes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
+        self._table = self._cell = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append((tag, found))
+        if found.get("role") == "region":
+            self._table = self.tables.setdefault(found["aria-label"], [])
+        elif tag == "tr" and self._table is not None:
+            self._table.append([])
+        elif tag in ("td", "th") and self._table is not None:
+            self._table[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._cell = None
+        elif tag == "table":
+            self._table = None
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell and self._table is not None:
+            self._table[-1][-1] += " ".join(data.split())
+
+
+def render_page(tmp_path: Path, records, **plan) -> Page:
+    folder = write_run(tmp_path / "results" / "hand-made" / "run", records, **plan)
+    return Page(render(folder).read_text())
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory) -> Path:
+    """The report of the full grid."""
+    left_out = [{"experiment": "gpu", "target": "cuda:0", "reason": "no NVIDIA GPU"}]
+    return render(write_run(tmp_path_factory.mktemp("grid"), full_grid(), claims=CLAIMS, left_out=left_out))
+
+
+@pytest.fixture(scope="module")
+def page(grid) -> Page:
+    """The same, read."""
+    return Page(grid.read_text())
+
+
+def words_between(page: Page, start: str, end: str) -> str:
+    """Text of the page, spaces made plain."""
+    text = re.sub(r"\s+", " ", page.text.replace("\u00a0", " "))
+    return text[text.index(start):text.index(end, text.index(start))]
+
+
+def row_of(page: Page, table: str, **wanted: str) -> dict[str, str]:
+    """The row of a cells table whose columns have these values; a repeated heading gets its group's number behind it."""
+    _, headings, *rows = page.tables[table]
+    names = [name.replace("\u00a0", " ") for name in headings]
+    names = [f"{name} {names[:i].count(name) + 1}" if name in names[:i] else name for i, name in enumerate(names)]
+    found = [dict(zip(names, (v.replace("\u00a0", " ") for v in row))) for row in rows]
+    hits = [row for row in found if all(row[key] == value for key, value in wanted.items())]
+    assert len(hits) == 1, (wanted, found)
+    return hits[0]
+
+
+def test_numbers_of_a_measured_cell(page):
+    row = row_of(page, "Training steps, measured", method="delta", budget="60 %")
+    assert (row["outcome"], row["truth"], row["on"], row["batch"]) == ("ok", "exact", "cpu", "16")
+    assert (row["peak"], row["of eager's"], row["step time"]) == ("595.0 MiB", "59.5 %", "1.40 s")
+    assert (row["time / eager's, 95 %"], row["eager / eager"]) == ("1.40 (1.38 to 1.42)", "1.00 (0.99 to 1.01)")
+    assert (row["peak 2"], row["off by"], row["step time 2"], row["time / no method"]) == ("595.0 MiB", "0 B", "1.40 s", "1.40")
+
+
+def test_simulated_numbers_stand_under_the_word_simulated_only(tmp_path):
+    page = render_page(tmp_path, [simulated_step("delta", 598, budget="60%", overhead=0.25)])
+    assert "Training steps, measured" not in page.tables and page.text.count("Nothing was measured.") == 1
+    groups, *_ = page.tables["Training steps, simulated"]
+    assert groups == ["", "simulated", ""]
+    row = row_of(page, "Training steps, simulated", method="delta")
+    assert (row["peak"], row["of eager's"], row["time / no method"], row["on"]) == ("598.0 MiB", "59.8 %", "1.25", "v100-32gb")
+    best = page.tables["Fastest method at each budget"][1]
+    assert best[5] == "simulated"
+
+
+def test_a_missing_number_is_a_dash_whose_note_gives_the_reason(tmp_path):
+    lacking = measured_step("delta", 500, budget="50%")
+    reasons = {"measured.ratio": "timing was not asked for", "measured.drift": "no pairs"}
+    lacking = replace(lacking, measured={**lacking.measured, "ratio": None, "drift": None}, missing=reasons)
+    page = render_page(tmp_path, [lacking])
+    row = row_of(page, "Training steps, measured", method="delta")
+    assert row["time / eager's, 95 %"].startswith("\u2013") and row["eager / eager"].startswith("\u2013")
+    number = int(row["time / eager's, 95 %"][1:])
+    notes = re.search(r'<ol class="notes">(.*?)</ol>', (tmp_path / "results/hand-made/run/report.html").read_text(), re.DOTALL)[1]
+    assert re.findall(r"<li[^>]*>([^<]*)</li>", notes)[number - 1] == "timing was not asked for"
+
+
+def test_numbers_that_do_not_count_are_not_shown(page, tmp_path):
+    row = row_of(page, "Training steps, measured", method="broken")
+    assert row["peak"].startswith("\u2013") and row["outcome"].startswith("wrong") and "10.0" not in " ".join(row.values())
+    assert "the gradient of conv1.weight differs" in page.text
+    not_run = replace(measured_step("delta", 321, budget="50%"), truth=Truth.NOT_RUN)
+    assert "321.0 MiB" not in render_page(tmp_path, [not_run]).text
+
+
+def test_a_difference_inside_the_drift_is_not_distinguishable(tmp_path):
+    noisy = measured_step("delta", 500, budget="50%", ratio=1.02)
+    noisy = replace(noisy, measured={**noisy.measured, "drift": {"median": 1.0, "low": 0.97, "high": 1.03}})
+    clear = measured_step("checkpoint", 500, budget="50%", ratio=1.4)
+    page = render_page(tmp_path, [noisy, clear])
+    assert row_of(page, "Training steps, measured", method="delta")["time / eager's, 95 %"].startswith("not distinguishable")
+    assert row_of(page, "Training steps, measured", method="checkpoint")["time / eager's, 95 %"] == "1.40 (1.38 to 1.42)"
+
+
+def test_the_first_screen_says_it_in_words(page):
+    first = words_between(page, "Asked", "Graded by rule")
+    for words in ("Every number is known.", "Measured on Test Processor 9000, 2 cores.", "Simulated, not measured, for v100-32gb",
+                  "16 cells of 16 planned have a record: 14 ok, 1 plan infeasible and 1 wrong",
+                  "Of 4 tests of claims: 4 reproduced (2 by simulation).", "claimed 40 to 70 %, obtained 60.5 % (experiment memory).",
+                  "resnet50 b16 checkpoint 40 % on cpu: plan infeasible: the smallest it can reach is 700 MiB",
+                  "resnet50 b16 broken 60 % on cpu: does not count: the cell ended as wrong: the gradient of conv1.weight differs",
+                  "experiment gpu on cuda:0: left out: no NVIDIA GPU"):
+        assert words in first, words
+
+
+def test_the_fastest_method_at_a_budget_is_told_with_its_rivals(page, tmp_path):
+    rows = [[text.replace("\u00a0", " ") for text in row] for row in page.tables["Fastest method at each budget"]]
+    cpu = "resnet50, batch 16, Test Processor 9000, 2 cores"
+    assert rows[4] == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62)", "measured", "\u2013"]
+    ratios = {"delta": 1.30, "checkpoint": 1.33, "slow": 1.5}
+    close = [measured_step(method, 450, budget="50%", ratio=ratio) for method, ratio in ratios.items()]
+    close.append(replace(measured_step("wrong", 1, budget="50%", ratio=1.0), truth=Truth.WRONG))
+    best = render_page(tmp_path, close).tables["Fastest method at each budget"][1]
+    assert (best[2], best[6]) == ("delta", "checkpoint")
+
+
+def test_a_claim_shows_both_values_both_baselines_hardware_and_evidence(page, grid):
+    section = words_between(page, "Graded by rule", "What the rules say")
+    for words in ("claimed40 to 70 %", "delta-mem-save", "60.5 %: largest saving of delta against eager", "tolerance 10 %", "eager here",
+                  "measured on Test Processor 9000, 2 cores", "simulated v100-32gb", "read from abstract", "reproduced, by simulation",
+                  "(B_live) inferred", "the paper: unknown"):
+        assert words in section, words
+    links = [a["href"] for tag, a in page.tags if tag == "a" and (a.get("href") or "").startswith("cells/")]
+    assert links and all((grid.parent / link).is_file() for link in links)
+
+
+def test_every_link_inside_the_page_has_its_target(page):
+    ids = [a["id"] for _, a in page.tags if a.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for tag, a in page.tags if tag == "a" and (a.get("href") or "").startswith("#")} <= set(ids)
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    folder = write_run(tmp_path / "run", full_grid(), claims=CLAIMS)
+    write_telemetry(folder / "cells" / full_grid()[0].cell_id / "telemetry.csv.gz", [(0.1 * i, 500 * MIB) for i in range(50)])
+    first = render(folder).read_bytes()
+    assert render(folder).read_bytes() == first
+    code = "import sys; from vramlab.report import render; render(sys.argv[1]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd=ROOT,
+                          env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)})
+    assert done.stdout.strip() == "False", done.stderr
+    assert (folder / "report.html").read_bytes() == first
+
+
+def hostile_run(tmp_path: Path) -> Path:
+    """Hostile text wherever a record, a workflow or a submitter can put some."""
+    config = {"method": HOSTILE, "model": HOSTILE, "experiment": HOSTILE, "options": {HOSTILE: HOSTILE}}
+    record = measured_step("delta", 500, budget="50%", config=config)
+    environment = {**ENVIRONMENT, "cpu": {**ENVIRONMENT["cpu"], "model": HOSTILE}, HOSTILE: HOSTILE}
+    bad = make_record(config={**config, "budget": HOSTILE}, outcome=Outcome.CRASHED, reason=HOSTILE, message=HOSTILE,
+                      environment=environment)
+    trained = make_record(config={**config, "kind": "train", "data": HOSTILE}, training={"loss": [1.0, 0.5], "grad_norm": [1.0, 1.0]},
+                          environment=environment)
+    workflow = {"name": HOSTILE, "title": HOSTILE, "description": HOSTILE, "label": HOSTILE, "path": HOSTILE, "sha256": "c" * 64,
+                "claims": [{"id": HOSTILE, "rule": "memory_saved_percent"}, {"id": "delta-mem-save", "rule": HOSTILE, "note": HOSTILE}]}
+    return write_run(tmp_path / "run", [replace(record, environment=environment), bad, trained], workflow=workflow, overrides=[HOSTILE],
+                     left_out=[{"experiment": HOSTILE, "target": HOSTILE, "reason": HOSTILE}])
+
+
+def test_hostile_text_is_text(tmp_path):
+    text = render(hostile_run(tmp_path)).read_text()
+    page = Page(text)
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe", "object", "embed", "link", "form")]
+    assert not [(tag, name) for tag, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert HOSTILE[:40] in page.text and "$\\frac" in page.text
+
+
+def dump_dom(chromium: str, path: Path, tmp_path: Path, width: int = 1280) -> str:
+    """The page after it has loaded in Chromium, and what its console said."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+             "--disable-component-update", "--disable-sync",
+             f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--enable-logging=stderr"]
+    done = subprocess.run([chromium, *flags, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.chromium
+def test_hostile_text_does_not_run_in_a_browser(tmp_path, chromium):
+    folder = hostile_run(tmp_path)
+    assert "<title>pwned" not in dump_dom(chromium, render(folder), tmp_path)
+    unescaped = folder / "unescaped.html"  # the negative control: the same text, were it not escaped
+    unescaped.write_text(f"<title>x</title><p>{HOSTILE}</p>")
+    assert re.search("<title>(pwned|1)", dump_dom(chromium, unescaped, tmp_path))
+
+
+@pytest.mark.chromium
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_page_itself_never_scrolls_sideways(grid, tmp_path, chromium, width):
+    probe = '<script>document.title = document.documentElement.scrollWidth - document.documentElement.clientWidth</script></body>'
+    (tmp_path / "probe.html").write_text(grid.read_text().replace("</body>", probe))
+    assert "<title>0</title>" in dump_dom(chromium, tmp_path / "probe.html", tmp_path, width)
+
+
+def test_the_page_is_one_file_that_fetches_nothing(page, grid):
+    text = grid.read_text()
+    assert not [a for _, a in page.tags if a.get("src")] and "@import" not in text
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+
+
+def test_a_run_that_has_not_begun_renders_and_claims_nothing(tmp_path):
+    planned = [measured_step("eager", 1000), measured_step("delta", 595, budget="60%")]
+    folder = write_run(tmp_path / "run", planned, claims=CLAIMS)
+    for record in planned:
+        (folder / "cells" / record.cell_id / "record.json").unlink()
+    page = Page(render(folder).read_text())
+    assert "0 cells of 2 planned have a record" in page.text and "it has not run yet" in page.text
+    assert "Of 4 tests of claims: 4 not testable here." in page.text
+    assert "No telemetry" in page.text and "No cell has numbers to draw." in page.text
+
+
+def test_a_torn_record_is_a_row_that_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", [measured_step("eager", 1000), measured_step("delta", 595, budget="60%")])
+    (folder / "cells" / measured_step("delta", 595, budget="60%").cell_id / "record.json").write_text("{")
+    page = Page(render(folder).read_text())
+    assert row_of(page, "Training steps, measured", method="delta")["outcome"].startswith("no record")
+    assert "its record cannot be read" in page.text
+
+
+# ------------------------------------------------------------------------------------------------------- figures
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """(name, axes) of every panel that is drawn."""
+    seen = []
+    real = drawing.finish
+
+    def spy(figure, axes, **keywords):
+        seen.append((keywords["name"], axes))
+        return real(figure, axes, **keywords)
+
+    monkeypatch.setattr("vramlab.report.figures.finish", spy)
+    return seen
+
+
+def draw_all(tmp_path, drawn):
+    folder = write_run(tmp_path / "run", full_grid())
+    write_telemetry(folder / "cells" / full_grid()[0].cell_id / "telemetry.csv.gz", [(0.1 * i, (500 + i) * MIB) for i in range(50)])
+    run = load_run(folder)
+    looks = Looks(run)
+    sets = [peak_figures(run, looks), overhead_figures(run, looks), training_figures(run, looks),
+            telemetry_figures(run, load_telemetry(run)[0])]
+    return run, sets, dict(drawn)
+
+
+def test_axes_start_at_zero_and_ratios_are_logarithmic(tmp_path, drawn):
+    _, _, axes = draw_all(tmp_path, drawn)
+    assert len(axes) == 9
+    for name, found in axes.items():
+        assert found.get_xlim()[0] == 0, name
+        if name.startswith("time"):
+            assert found.get_yscale() == "log" and found.get_ylim()[0] < 1 < found.get_ylim()[1]
+        else:
+            assert found.get_ylim()[0] == 0, name
+        assert found.get_xlabel() and found.get_ylabel()
+
+
+def test_points_are_the_records(tmp_path, drawn):
+    _, _, axes = draw_all(tmp_path, drawn)
+    lines = {line.get_label(): list(zip(*(map(float, v) for v in line.get_data()))) for line in axes["peak0"].lines}
+    assert lines["delta"] == [(400, 395), (500, 495), (600, 595), (800, 795)]
+    assert lines["checkpoint"] == [(800, 700)] and [x for x, _ in lines["checkpoint, infeasible"]] == [400]
+    (x0, y0), (x1, y1) = lines["peak = budget"]
+    assert x0 == y0 == 0 and x1 == y1 == axes["peak0"].get_xlim()[1]
+    overhead = {line.get_label(): list(zip(*(map(float, v) for v in line.get_data()))) for line in axes["time0"].lines}
+    assert [(round(x, 4), y) for x, y in overhead["delta"]] == [(40, 1.6), (50, 1.5), (60, 1.4), (80, 1.2)]
+    simulated = {line.get_label(): line for line in axes["time1"].lines}
+    assert "delta" not in simulated and simulated["delta, simulated"].get_markerfacecolor() == drawing.PAPER
+
+
+def test_a_wrong_cell_is_not_drawn(tmp_path, drawn):
+    _, _, axes = draw_all(tmp_path, drawn)
+    assert not [line for found in axes.values() for line in found.lines if "broken" in str(line.get_label())]
+
+
+def test_methods_differ_in_more_than_colour_and_keep_their_look(tmp_path):
+    run = load_run(write_run(tmp_path / "run", [measured_step(f"m{i}", 500, budget=f"{10 + i}%") for i in range(40)]))
+    looks = Looks(run)
+    assert len({(looks.colour(f"m{i}"), looks.marker(f"m{i}")) for i in range(40)}) == 40
+    assert len({looks.marker(f"m{i}") for i in range(8)}) == 8
+
+
+def test_colours_come_from_the_style_sheet_in_light_dark_and_print():
+    style = (ROOT / "reports" / "styles" / "report.css").read_text()
+    light, dark, printed = (style.index(mark) for mark in (":root", "@media (prefers-color-scheme: dark)", "@media print"))
+    for variable in drawing.VARIABLES.values():
+        name = variable[4:-1]
+        assert all(f"{name}:" in part for part in (style[light:dark], style[dark:printed], style[printed:])), name
+
+
+def test_svgs_hold_no_stand_in_colour_and_unique_ids(tmp_path, drawn):
+    _, sets, _ = draw_all(tmp_path, drawn)
+    svgs = [panel.svg for found in sets for panel in found.panels]
+    ids = [i for svg in svgs for i in re.findall(r'\bid="([^"]*)"', svg)]
+    assert len(ids) == len(set(ids))
+    assert not re.search(r"#0[ab]000\d", "".join(svgs)) and all('role="img"' in svg for svg in svgs)
+
+
+def test_more_groups_than_panels_are_said(tmp_path):
+    records = [measured_step("delta", 500, budget="60%", config={"batch_size": b}) for b in range(1, 16)]
+    run = load_run(write_run(tmp_path / "run", records))
+    found = peak_figures(run, Looks(run))
+    assert len(found.panels) == 12 and "12 panels of 15 groups" in found.note
+
+
+# ------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(("nbytes", "words"), [
+    (None, "\u2013"), (0, "0 B"), (1023, "1023 B"), (1024, "1.000 KiB"), (812.4 * MIB, "812.4 MiB"), (5.312 * 2**30, "5.312 GiB"),
+    (1000 * MIB, "1000 MiB"),
+])
+def test_bytes(nbytes, words):
+    assert bytes_in_words(nbytes) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(None, "\u2013"), (0.0352, "35.2 ms"), (1.239, "1.24 s"), (750, "12.5 min")])
+def test_seconds(seconds, words):
+    assert seconds_in_words(seconds) == words
+
+
+@pytest.mark.parametrize(("block", "words"), [
+    ({"median": 1.2345, "low": 1.2, "high": 1.27}, "1.23 (1.20 to 1.27)"),
+    ({"median": 1.2345, "low": 1.23, "high": 1.239}, "1.234 (1.230 to 1.239)"),
+    ({"median": 3.21, "low": 2.1, "high": 5.5}, "3.2 (2.1 to 5.5)"), ({"median": 1.2, "low": None, "high": 1.3}, "\u2013"), ({}, "\u2013"),
+])
+def test_an_interval_shows_the_digits_that_its_width_supports(block, words):
+    assert interval_in_words(block) == words
+
+
+@pytest.mark.parametrize(("ratio", "drift", "expected"), [
+    ((1.05, 1.10), (0.99, 1.01), True), ((1.005, 1.10), (0.99, 1.01), False), ((0.99, 1.2), (1.0, 1.0), False),
+    ((0.90, 0.95), (0.99, 1.01), True), ((1.02, 1.04), (1.05, 1.06), False), ((None, 1.1), (0.9, 1.1), None),
+    ((1.0, 1.1), (None, None), None),
+])
+def test_distinguishable_means_apart_from_the_drift_and_from_one(ratio, drift, expected):
+    blocks = ({"low": low, "high": high} for low, high in (ratio, drift))
+    assert is_distinguishable(*blocks) is expected
+
+
+def test_our_own_words_never_say_up_to(page):
+    text = page.text[:page.text.index("ACM / cTuning")] + page.text[page.text.index("Environment of"):]  # a checklist asks about the phrase
+    assert "reproduced" in text and not re.search(r"\bup to\b", text, re.IGNORECASE)
+
+
+@pytest.mark.slow
+def test_five_thousand_cells(tmp_path):
+    import time
+
+    records = [measured_step("delta", 500, budget=f"{10 + b % 80}%", config={"batch_size": b}) for b in range(1, 5001)]
+    folder = write_run(tmp_path / "run", records)
+    began = time.perf_counter()
+    path = render(folder)
+    assert time.perf_counter() - began < 30 and path.stat().st_size < 12 * 10**6
