@@ -25,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 CHECKLISTS = load_checklists(sorted((ROOT / "reports" / "checklists").glob("*.yaml")))
 NEGATIVE = {"No", "present", "not met", "evidence missing", "partly"}
 NEEDS_MORE_THAN_A_RUN = {
-    ("acm-badges", "BV-1"), ("acm-badges", "BV-2"), ("acm-badges", "BV-3"), ("ctuning-ae", "AE-16"), ("pineau-v2", "C2"), ("pineau-v2", "C3"),
+    ("acm-badges", "BV-1"), ("acm-badges", "BV-2"), ("acm-badges", "BV-3"), ("ctuning-ae", "AE-16"),
+    ("pineau-v2", "C2"), ("pineau-v2", "C3"),
     ("fair", "F4"), ("fair", "A1"), ("fair", "A1.1"), ("fair", "A1.2"), ("fair", "A2"),
 }
 

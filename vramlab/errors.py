@@ -62,3 +62,16 @@ def _rebuild_plan_infeasible(state: dict) -> PlanInfeasible:
 
 class Unsupported(VramlabError):
     """A method's `needs` are not met by this tape, or a method does not exist on this device."""
+
+
+class SubmissionRefused(VramlabError):
+    """A run may not be submitted as it is. `problems` holds one sentence for each reason; the command line exits with 4."""
+
+    exit_code = 4
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        self.problems = problems
+        super().__init__("refused: " + "; ".join(problems))
+
+    def __reduce__(self):
+        return (type(self), (self.problems,))
