@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 import platform
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from vramlab.errors import SubmissionRefused
 from vramlab.record import RunRecord, hash_config
 from vramlab.schedule import Schedule
 
+ROOT = Path(__file__).parent.parent
 UUID = "GPU-11112222-3333-4444-5555-666677778888"
 HERE = Names(host="kepler.lab.example.org", user="jdoe", home="/home/jdoe")
 
@@ -229,3 +232,14 @@ def test_a_config_keeps_its_words():
 def test_scrubbing_twice_changes_nothing_more():
     once, _ = scrub(make_record(message="at /home/jdoe/x on kepler").to_json(), HERE)
     assert scrub(once, HERE) == (once, [])
+
+
+def test_the_command_line_submits_and_refuses(run, tmp_path):
+    def submit(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run([sys.executable, "-m", "vramlab", "crowd-submit", *words], capture_output=True, text=True, cwd=ROOT)
+
+    done = submit(str(run), "--to", str(tmp_path / "c"))
+    assert done.returncode == 0 and "written" in done.stdout and check_bundle(next((tmp_path / "c" / "hand-made").iterdir())) == []
+    spoil(run, "half")
+    refused = submit(str(run), "--to", str(tmp_path / "d"))
+    assert refused.returncode == 4 and "cannot be read" in refused.stderr and not (tmp_path / "d").exists()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Iterator, Sequence
 
 from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, Paper, UnknownName, find_collections
+from vramlab.errors import SubmissionRefused
+from vramlab.report.words import bytes_in_words
 from vramlab.run_folder import resolve_run
 
 
@@ -21,15 +24,19 @@ def report(runs: Sequence[str], results: Path) -> int:
 
 
 def submit(name: str, to: str, results: Path) -> int:
-    """Write a bundle of a run's records and print its path."""
-    from vramlab.crowd.bundle import Refused, pack
+    """Write a run's bundle below a folder, say what was taken out of it, and print the bundle's path; 4 when it is refused."""
+    from vramlab.crowd import submit_to_directory
 
     run = resolve_run(name, results)
     try:
-        print(pack(run, Path(to)))
-    except Refused as error:
-        print(error)
-        return 4
+        submitted = submit_to_directory(run.folder, Path(to))
+    except SubmissionRefused as error:
+        print("refused:", *error.problems, sep="\n  ", file=sys.stderr)
+        return error.exit_code
+    for path, fields in submitted.scrubbed.items():
+        print(f"taken out of {path}: {', '.join(fields)}")
+    state = "written" if submitted.is_new else "was there already"
+    print(f"{submitted.files} files, {bytes_in_words(submitted.nbytes)}, {state}: {submitted.path}")
     return 0
 
 
