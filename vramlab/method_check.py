@@ -1,7 +1,7 @@
 """Questions that every method must answer, put to one method: its imports, its options, and its plans on a small tape.
 
 For an author who has dropped a folder into a collection. The tape is a chain of convolution-like layers with a backward
-phase, small enough to follow by hand; the budgets run from all that eager needs down to what no method can reach.
+phase, small enough to follow by hand; the budgets run from no limit over what eager needs down to what no method can reach.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vramlab.collection import Method, source_files
 from vramlab.device import load_profile
 from vramlab.errors import PlanInfeasible, ScheduleError, Unsupported
 from vramlab.liveness import lower_bound_bytes, replay_schedule
-from vramlab.planner import Budget
+from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Schedule
 from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
 
@@ -61,12 +61,18 @@ def _import_faults(method: Method) -> Iterator[str]:
         if path.suffix != ".py":
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-        inner = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
+        inner = _below(tree, lambda n: isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+        for_types = _below(tree, lambda n: isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING"))
         for node in ast.walk(tree):
             for name in _imported(node):
                 may = name.partition(".")[0] in sys.stdlib_module_names | {"numpy", "numba"} or name in PURE
-                if not may and not (is_native and id(node) in inner):
+                if not may and not (is_native and id(node) in inner | for_types):
                     yield f"{path.name}:{node.lineno} imports {name}" + (" outside a function" if is_native else "")
+
+
+def _below(tree: ast.AST, is_root: Callable[[ast.AST], bool]) -> set[int]:
+    """Identities of all nodes that stand inside a node of this kind."""
+    return {id(node) for root in ast.walk(tree) if is_root(root) for node in ast.walk(root)}
 
 
 def _imported(node: ast.AST) -> list[str]:
@@ -100,12 +106,12 @@ def _plan_checks(method: Method) -> list[Check]:
     tape = chain(8)
     needed = check_schedule(tape, replay_schedule(tape)).peak_bytes
     least = lower_bound_bytes(tape)
-    budgets = [Budget(device_bytes=int(needed * share)) for share in SHARES]
+    budgets = [Budget(device_bytes=UNLIMITED), *(Budget(device_bytes=int(needed * share)) for share in SHARES)]
     plans = [_plan(method, tape, budget) for budget in budgets]
     unsupported = [plan for plan in plans if isinstance(plan, Unsupported)]
     if unsupported:
         return [Check(f"plans a chain of convolutions, or says what it needs: {unsupported[0]}", [])]
-    legal = [fault for plan, budget in zip(plans, budgets) for fault in _legality(method, tape, plan, budget)]
+    legal = [fault for plan, budget in zip(plans, budgets) for fault in _legality(tape, plan, budget)]
     checks = [
         Check("every plan is legal and within its budget", legal),
         Check("a refused budget names the smallest one that can be reached", [f for p, b in zip(plans, budgets) for f in _refusal(p, b)]),
@@ -130,13 +136,13 @@ def _said(plan: Schedule | Exception) -> str:
     return "it gave a plan" if isinstance(plan, Schedule) else f"{type(plan).__name__}: {plan}"
 
 
-def _legality(method: Method, tape: Tape, plan: Any, budget: Budget) -> list[str]:
-    if isinstance(plan, PlanInfeasible) and method.card.takes_budget:
+def _legality(tape: Tape, plan: Any, budget: Budget) -> list[str]:
+    if isinstance(plan, PlanInfeasible) and budget.device_bytes < UNLIMITED:
         return []
     if not isinstance(plan, Schedule):
         return [f"{budget.device_bytes:,} bytes: {_said(plan)}"]
     try:
-        check_schedule(tape, plan, budget if method.card.takes_budget else None)
+        check_schedule(tape, plan, budget)
     except ScheduleError as error:
         return [f"{budget.device_bytes:,} bytes: {error}"]
     return []

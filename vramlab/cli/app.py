@@ -33,7 +33,7 @@ _run = _group("run", "Run a workflow.")
 _validate = _group("validate", "Check a file.")
 _plan = _group("plan", "Plan a step without running it.")
 _report = _group("report", "Write the report of runs.")
-_check = _group("check", "Check a method of a collection.")
+_check = _group("check", "Check a method or a bundle.")
 
 
 @app.callback(invoke_without_command=True)
@@ -117,11 +117,15 @@ def plan_step(
 
 
 @_report.command("run")
-def report_run(runs: Annotated[list[str], typer.Argument(metavar="RUN...")], output_dir: Results = Path("results")) -> None:
+def report_run(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", show_default=False)],
+    output_dir: Results = Path("results"),
+    collection: Collections = None,
+) -> None:
     """Write report.html of one run or more, from their records."""
     from vramlab.cli.runs import report
 
-    raise typer.Exit(report(runs, output_dir))
+    raise typer.Exit(report(runs, output_dir, collection or []))
 
 
 @app.command("crowd-submit")
@@ -153,6 +157,14 @@ def check_method(name: Annotated[str, typer.Argument(metavar="NAME")], collectio
     from vramlab.cli.shelves import check_one_method
 
     raise typer.Exit(check_one_method(name, collection or [], as_json=as_json))
+
+
+@_check.command("bundle")
+def check_bundle(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Check a bundle: every file against the manifest, every record against its cell."""
+    from vramlab.cli.runs import check_one_bundle
+
+    raise typer.Exit(check_one_bundle(folder))
 
 
 @app.command("doctor")

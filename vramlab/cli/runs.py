@@ -11,33 +11,37 @@ from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, Paper, UnknownName, find_collections
 from vramlab.errors import SubmissionRefused
 from vramlab.report.words import bytes_in_words
+from vramlab.report.words import bytes_in_words
 from vramlab.run_folder import resolve_run
 
 
-def report(runs: Sequence[str], results: Path) -> int:
+def report(runs: Sequence[str], results: Path, extra: Sequence[Path]) -> int:
     """Write report.html of each run and print its path."""
     from vramlab.report import render
 
     for run in [resolve_run(name, results) for name in runs]:
-        print(render(run.folder))
+        print(render(run.folder, tuple(extra)))
     return 0
 
 
 def submit(name: str, to: str, results: Path) -> int:
-    """Write a run's bundle below a folder, say what was taken out of it, and print the bundle's path; 4 when it is refused."""
+    """Write a bundle of a run's records; SubmissionRefused names every record that may not be given away."""
     from vramlab.crowd import submit_to_directory
 
-    run = resolve_run(name, results)
-    try:
-        submitted = submit_to_directory(run.folder, Path(to))
-    except SubmissionRefused as error:
-        print("refused:", *error.problems, sep="\n  ", file=sys.stderr)
-        return error.exit_code
-    for path, fields in submitted.scrubbed.items():
-        print(f"taken out of {path}: {', '.join(fields)}")
-    state = "written" if submitted.is_new else "was there already"
-    print(f"{submitted.files} files, {bytes_in_words(submitted.nbytes)}, {state}: {submitted.path}")
+    done = submit_to_directory(resolve_run(name, results).folder, to)
+    print(f"{done.path}: {done.files} files, {bytes_in_words(done.nbytes)}{'' if done.is_new else ', there already'}")
+    if done.scrubbed:
+        print(f"scrubbed of what names a person or a machine: {', '.join(sorted(done.scrubbed))}")
     return 0
+
+
+def check_one_bundle(folder: Path) -> int:
+    """Print what is wrong with a bundle; exit code 1 when anything is."""
+    from vramlab.crowd import check_bundle
+
+    problems = check_bundle(folder)
+    print("\n".join(problems) if problems else f"{folder} is sound")
+    return 1 if problems else 0
 
 
 def print_citations(name: str, results: Path, extra: Sequence[Path]) -> int:

@@ -41,7 +41,7 @@ def run(file: str, overrides: Sequence[str], device: str, results: Path, extra: 
         return result.exit_code
     from vramlab.report import render
 
-    report = render(result.run.folder)
+    report = render(result.run.folder, tuple(extra))
     if as_json:
         print_json(_result_to_json(plan, result, report))
     else:
