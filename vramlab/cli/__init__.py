@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Sequence
 
-from vramlab.errors import EnvironmentUnable, SubmissionRefused, VramlabError, WorkflowError
+from vramlab.errors import EnvironmentUnable, VramlabError, WorkflowError
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -22,8 +22,6 @@ def main(words: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except EnvironmentUnable as error:
         return _complain(error, 3)
-    except SubmissionRefused as error:
-        return _complain(error, 4)
     except VramlabError as error:
         return _complain(error, 1)
     except KeyboardInterrupt:

@@ -11,7 +11,6 @@ from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, Paper, UnknownName, find_collections
 from vramlab.errors import SubmissionRefused
 from vramlab.report.words import bytes_in_words
-from vramlab.report.words import bytes_in_words
 from vramlab.run_folder import resolve_run
 
 
@@ -25,13 +24,19 @@ def report(runs: Sequence[str], results: Path, extra: Sequence[Path]) -> int:
 
 
 def submit(name: str, to: str, results: Path) -> int:
-    """Write a bundle of a run's records; SubmissionRefused names every record that may not be given away."""
+    """Write a run's bundle below a folder, say what was taken out of it, and print the bundle's path; 4 when it is refused."""
     from vramlab.crowd import submit_to_directory
 
-    done = submit_to_directory(resolve_run(name, results).folder, to)
-    print(f"{done.path}: {done.files} files, {bytes_in_words(done.nbytes)}{'' if done.is_new else ', there already'}")
-    if done.scrubbed:
-        print(f"scrubbed of what names a person or a machine: {', '.join(sorted(done.scrubbed))}")
+    run = resolve_run(name, results)
+    try:
+        submitted = submit_to_directory(run.folder, Path(to))
+    except SubmissionRefused as error:
+        print("refused:", *error.problems, sep="\n  ", file=sys.stderr)
+        return error.exit_code
+    for path, fields in submitted.scrubbed.items():
+        print(f"taken out of {path}: {', '.join(fields)}")
+    state = "written" if submitted.is_new else "was there already"
+    print(f"{submitted.files} files, {bytes_in_words(submitted.nbytes)}, {state}: {submitted.path}")
     return 0
 
 
