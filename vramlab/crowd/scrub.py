@@ -57,7 +57,7 @@ def scrub_text(text: str, names: Names) -> str:
 def scrub_paths(text: str, names: Names) -> str:
     """`text` without UUIDs and paths."""
     if " " in names.home:  # else the pattern finds it
-        text = text.replace(names.home, "/home/user")
+        text = text.replace(names.home, "~")
     return _PATH.sub(lambda match: _last_name(match[0]), _UUID.sub(lambda match: f"GPU-{hash_identity(match[0])}", text))
 
 

@@ -62,9 +62,12 @@ def page(run: Run, library: Library) -> str:
 
 
 def _environment(reports: Path) -> jinja2.Environment:
-    """Templates with every string escaped, and undefined names as errors."""
-    loader = jinja2.FileSystemLoader(reports / "templates")
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    """Templates with every string escaped, undefined names as errors, and a number kept beside its per-cent sign."""
+    def keep_together(value: Any) -> Any:
+        return value.replace(" %", f"{NBSP}%") if type(value) is str else value
+
+    return jinja2.Environment(loader=jinja2.FileSystemLoader(reports / "templates"), autoescape=True, finalize=keep_together,
+                              undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def _papers(run: Run, library: Library) -> tuple[Paper, ...]:
@@ -93,7 +96,7 @@ def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
         "statement": _statement(claim) if claim else "unknown claim",
         "claimed": claim.in_words if claim else DASH, "obtained": finding.obtained, "explanation": finding.explanation,
         "baseline": finding.baseline or DASH, "claimed_baseline": claim.baseline if claim else DASH,
-        "tolerance": f"{100 * result.tolerance:g}{NBSP}%", "experiment": result.experiment,
+        "tolerance": f"{100 * result.tolerance:g} %", "experiment": result.experiment,
         "hardware": f"measured on {result.hardware}" if finding.is_simulated is False else result.hardware,
         "claimed_hardware": claim.hardware if claim else DASH,
         "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH,

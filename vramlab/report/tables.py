@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.words import (
-    DASH, NBSP, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
+    DASH, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
     seconds_in_words, significant,
 )
 from vramlab.runs import Cell, Run
@@ -143,7 +143,7 @@ class Numbers:
 def measured_table(run: Run) -> Table:
     """Training steps that ran on this machine, and beside them what was simulated for it."""
     table = Table("steps", "Training steps, measured", (
-        ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", f"time / eager's, 95{NBSP}%", "eager / eager")),
+        ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", "time / eager's, 95 %", "eager / eager")),
         ("simulated", ("peak", "off by", "step time", "time / no method")), ("", ("evidence",))))
     for cell in _cells(run, "step", simulated=False):
         _add(table, cell, 9, lambda record: _measured(table, Numbers(table, record), record) + _predicted(Numbers(table, record), record))
@@ -176,7 +176,7 @@ def _measured(table: Table, numbers: Numbers, record: RunRecord) -> list[Value]:
     share = 100 * peak / record.eager_peak_bytes if peak and record.eager_peak_bytes else None
     return [
         numbers.bytes(peak, "measured.peak_bytes"),
-        numbers.show(share, lambda v: f"{v:.1f}{NBSP}%", "eager_peak_bytes", "measured.peak_bytes"),
+        numbers.show(share, lambda v: f"{v:.1f} %", "eager_peak_bytes", "measured.peak_bytes"),
         numbers.seconds(_median(block.get("step_seconds")), "measured.step_seconds"),
         _ratio(table, numbers, ratio, drift, record),
         numbers.show(drift or None, interval_in_words, "measured.drift", "measured.step_seconds"),
@@ -206,7 +206,7 @@ def _simulated(numbers: Numbers, record: RunRecord) -> list[Value]:
     peak, seconds = predicted.get("peak_bytes"), ("recompute_seconds", "stall_seconds")
     share = 100 * peak / record.eager_peak_bytes if peak and record.eager_peak_bytes else None
     return [numbers.bytes(peak, "predicted.peak_bytes"),
-            numbers.show(share, lambda v: f"{v:.1f}{NBSP}%", "eager_peak_bytes", "predicted.peak_bytes"), *_simulated_time(numbers, record),
+            numbers.show(share, lambda v: f"{v:.1f} %", "eager_peak_bytes", "predicted.peak_bytes"), *_simulated_time(numbers, record),
             *(numbers.seconds(predicted.get(key), f"predicted.{key}") for key in seconds),
             numbers.bytes(predicted.get("moved_bytes"), "predicted.moved_bytes")]
 

@@ -92,9 +92,9 @@ def counts(record: RunRecord) -> bool:
 
 
 def budget_in_words(config: Mapping[str, Any]) -> str:
-    """`60 %` (one word), `6GiB`, `auto`; `none` for a cell without a budget."""
+    """`60 %`, `6GiB`, `auto`; `none` for a cell without a budget."""
     budget = config.get("budget")
-    return "none" if budget is None else str(budget).replace("%", f"{NBSP}%")
+    return "none" if budget is None else str(budget).replace("%", " %")
 
 
 def target_in_words(config: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
