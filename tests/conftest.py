@@ -130,7 +130,7 @@ class Session:
 def _is_whole_run(config: pytest.Config) -> bool:
     """Full, and nothing narrowed by path, -k, -m, -x or --deselect."""
     option = config.option
-    narrowed = option.keyword or option.markexpr or option.maxfail or option.deselect or option.lf or option.collectonly
+    narrowed = option.keyword or option.markexpr or option.maxfail or option.deselect or option.collectonly or getattr(option, "lf", False)
     chosen = [str(a) for a in config.args if Path(a).resolve() != ROOT / "tests"]
     return config.getoption("--full") and not narrowed and not chosen
 

@@ -79,8 +79,9 @@ def test_with_a_gpu_its_tests_run(suite):
     result.stdout.fnmatch_lines("*ran without a GPU*")
 
 
-def test_a_whole_full_run_is_kept_as_evidence(suite):
-    suite.runpytest_subprocess("--full").assert_outcomes(passed=2, deselected=2)
+@pytest.mark.parametrize("words", [[], ["-p", "no:cacheprovider"], ["-n", "2"], ["tests"]])
+def test_a_whole_full_run_is_kept_as_evidence(suite, words):
+    suite.runpytest_subprocess("--full", *words).assert_outcomes(passed=2)
     kept = json.loads((suite.path / "benchmarks" / "evidence" / "tests-full.json").read_text())
     assert (kept["passed"], kept["failed"], sorted(kept["not_run"])) == (2, [], ["chromium", "gpu"])
     assert kept["files"]["tests/test_marked.py"]["passed"] == 2
