@@ -31,6 +31,7 @@ from vramlab.runs import Run
 
 DEFAULT_TOLERANCE = 0.1
 REFERENCE_METHODS = ("eager", "replay", "network-wide", "vdnn-baseline")
+FLOOR_RULES = ("memory_saved_percent",)  # more than the claimed range agrees, too: the budgets choose how much is saved
 PARTLY_SHARE = 0.5  # of the claimed effect; twice the effect on the other side
 
 
@@ -393,3 +394,17 @@ def swap_not_first(question: Question) -> Finding:
 RULES: dict[str, Callable[[Question], Finding]] = {
     rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first)
 }
+
+
+def expectation(rule: str, claim: PaperClaim, tolerance: float) -> str:
+    """What *reproduced* asks of a claim, in words: `at least 36 %`, `1.84 to 2.24 x`. ValueError on an unknown rule."""
+    if rule == "training_equal":
+        return "loss, gradient norm and accuracy equal eager's at every step"
+    if rule == "swap_not_first":
+        return f"recomputing is cheaper for more than {100 * tolerance:g} % of storages"
+    if rule not in RULES or claim.bounds is None:
+        raise ValueError(f"rule {rule!r} and claim {claim.id!r} do not go together")
+    low, high = claim.bounds
+    least, most = low - tolerance * abs(low), high + tolerance * abs(high)
+    unit, decimals = ("x", 2) if rule == "max_batch_ratio" else ("%", 1)
+    return f"at least {least:.{decimals}f} {unit}" if rule in FLOOR_RULES else f"{least:.{decimals}f} to {most:.{decimals}f} {unit}"

@@ -41,7 +41,7 @@ DATA: Mapping[str, Mapping[str, str]] = {
     "synthetic": {"what": "generated: standard normal images or uniform tokens, uniform labels", "size": "one batch a step",
                   "split": "no test set: there is nothing to learn", "preparation": "none", "access": "made by vramlab from the seed"},
     "digits": {"what": "1,797 handwritten digits of 8x8 pixels in ten classes", "size": "1,797 images",
-               "split": f"a seeded share of {DIGITS_TEST_SHARE:.0%} is the test set, the rest is trained on",
+               "split": f"a seeded share of {100 * DIGITS_TEST_SHARE:.0f} % is the test set, the rest is trained on",
                "preparation": "nothing left out; mean and deviation of the training pixels taken out, resized to the model's image size",
                "access": "ships inside scikit-learn (sklearn.datasets.load_digits)"},
 }
@@ -191,7 +191,7 @@ def experiments(e: Evidence) -> Fact:
     """Commands, and how far results may vary."""
     if not e.claims or not e.run.workflow.get("path"):
         return Open("the workflow names no claim, so there is no tolerance")
-    tolerances = "; ".join(f"{c.id}: {c.tolerance:.0%}" for c in e.claims)
+    tolerances = "; ".join(f"{c.id}: {100 * c.tolerance:g} %" for c in e.claims)
     return f"{command(e)}; tolerances as shares of the claimed value: {tolerances}", (CLAIMS_LINK, RUN_LINK)
 
 
