@@ -79,7 +79,9 @@ def test_bytes_roles_and_layers_of_a_step_done_by_hand():
 
 
 def test_each_gradient_is_accumulated_right_after_it_is_complete():
-    tape = capture(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), cross_entropy, (torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))).tape
+    tape = capture(
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2)), cross_entropy, (torch.randn(2, 1, 4, 4), torch.tensor([0, 1]))
+    ).tape
     for i, op in enumerate(tape.ops):
         if op.target == "vramlab.accumulate_grad":
             before = next(o for o in reversed(tape.ops[:i]) if o.target != "vramlab.accumulate_grad")
@@ -113,8 +115,11 @@ def test_gradients_that_exist_are_added_to():
 def test_optimizer_state_counts_for_sgd_and_adam():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     numbers = 3 * 2 + 2
-    for make, expected in ((lambda p: torch.optim.SGD(p, lr=0.1), 0), (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4 * numbers),
-                           (lambda p: torch.optim.Adam(p), 2 * 4 * numbers + 2 * 4)):
+    for make, expected in (
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 4 * numbers),
+        (lambda p: torch.optim.Adam(p), 2 * 4 * numbers + 2 * 4),
+    ):
         tape = capture(model, mean_square, (x,), optimizer=make(model.parameters())).tape
         assert tape.bytes_of(Role.OPTIMIZER_STATE) == expected
         assert tape.ops[-1].target == "vramlab.optimizer_step"
@@ -153,10 +158,25 @@ def _gradient_hooked():
 
 X = torch.ones(2, 3)
 REFUSED = {
-    "value read in Python": (lambda: Net(lambda self, x: self.a(x) * x.sum().item(), a=nn.Linear(3, 3)), "_local_scalar_dense", "", "depends on data"),
-    "branch on a value": (lambda: Net(lambda self, x: self.a(x) if x.mean() > 0 else x, a=nn.Linear(3, 3)), "_local_scalar_dense", "", "depends on data"),
+    "value read in Python": (
+        lambda: Net(lambda self, x: self.a(x) * x.sum().item(), a=nn.Linear(3, 3)),
+        "_local_scalar_dense",
+        "",
+        "depends on data",
+    ),
+    "branch on a value": (
+        lambda: Net(lambda self, x: self.a(x) if x.mean() > 0 else x, a=nn.Linear(3, 3)),
+        "_local_scalar_dense",
+        "",
+        "depends on data",
+    ),
     "shape from data": (lambda: Net(lambda self, x: self.a(x)[x[:, 0] > 0], a=nn.Linear(3, 3)), "aten.index.Tensor", "", "depends on data"),
-    "BatchNorm without momentum": (lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=None)), "_local_scalar_dense", "1", "depends on data"),
+    "BatchNorm without momentum": (
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, momentum=None)),
+        "_local_scalar_dense",
+        "1",
+        "depends on data",
+    ),
     "counter in a module": (lambda: nn.Sequential(_Counter(3, 3)), "", "0", "attribute 'calls'"),
     "activation kept in a module": (lambda: nn.Sequential(_Keeper(3, 3)), "", "0", "attribute 'last'"),
     "Python's random": (lambda: Net(_coin, a=nn.Linear(3, 3)), "", "", "Python's random"),
@@ -165,7 +185,12 @@ REFUSED = {
     "forward hook": (_hooked, "", "0", "hook"),
     "gradient hook": (_gradient_hooked, "", "", "gradient hook"),
     "nothing to train": (lambda: nn.Linear(3, 3).requires_grad_(False), "", "", "no parameter that requires a gradient"),
-    "resized storage": (lambda: Net(lambda self, x: self.a(x.clone().resize_(1, 3)), a=nn.Linear(3, 3)), "resize_", "", "size of a storage"),
+    "resized storage": (
+        lambda: Net(lambda self, x: self.a(x.clone().resize_(1, 3)), a=nn.Linear(3, 3)),
+        "resize_",
+        "",
+        "size of a storage",
+    ),
 }
 
 

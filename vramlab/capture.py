@@ -34,23 +34,50 @@ _HIDDEN_WRITES = {
 _BATCH_NORMS = frozenset(_HIDDEN_WRITES) | {"aten._native_batch_norm_legit.default", "aten._batch_norm_with_update.default"}
 # They allocate without writing: the storage is born at its first use.
 _ALLOCATORS = frozenset(
-    f"aten.{name}" for name in ("empty.memory_format", "empty_like.default", "empty_strided.default", "new_empty.default",
-                                "new_empty_strided.default", "empty_permuted.default")
+    f"aten.{name}"
+    for name in (
+        "empty.memory_format",
+        "empty_like.default",
+        "empty_strided.default",
+        "new_empty.default",
+        "new_empty_strided.default",
+        "empty_permuted.default",
+    )
 )
 # They overwrite all of their first argument without reading it.
-_FILLERS = frozenset({"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_",
-                      "fill_", "zero_", "copy_"})
+_FILLERS = frozenset(
+    {"bernoulli_", "uniform_", "normal_", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_", "fill_", "zero_", "copy_"}
+)
 _REFUSED = {
-    "set_": "it changes which storage a tensor shows", "resize_": "it changes the size of a storage",
+    "set_": "it changes which storage a tensor shows",
+    "resize_": "it changes the size of a storage",
     "_local_scalar_dense": "a value of a tensor is read in Python, so the step depends on data",
-    "nonzero": "the shape of its result depends on data", "masked_select": "the shape of its result depends on data",
-    "unique2": "the shape of its result depends on data", "_unique2": "the shape of its result depends on data",
+    "nonzero": "the shape of its result depends on data",
+    "masked_select": "the shape of its result depends on data",
+    "unique2": "the shape of its result depends on data",
+    "_unique2": "the shape of its result depends on data",
 }
 # Fake kernels of these give no workspace; one real call on zeros gives the true shapes.
 _RUN_FOR_REAL = frozenset({"aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"})
-_NO_RECORD = frozenset({"prim.device.default", "prim.layout.default", "aten.is_same_size.default", "aten.sym_size.default",
-                        "aten.sym_stride.default", "aten.sym_numel.default", "aten.sym_storage_offset.default"})
-_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule", "ScriptModule", "RecursiveScriptModule")
+_NO_RECORD = frozenset(
+    {
+        "prim.device.default",
+        "prim.layout.default",
+        "aten.is_same_size.default",
+        "aten.sym_size.default",
+        "aten.sym_stride.default",
+        "aten.sym_numel.default",
+        "aten.sym_storage_offset.default",
+    }
+)
+_WRAPPERS = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "OptimizedModule",
+    "ScriptModule",
+    "RecursiveScriptModule",
+)
 
 
 @dataclass(frozen=True)
@@ -131,7 +158,9 @@ class _Recorder(TorchDispatchMode):
     def input_stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the step sees in place of an input: its own bytes, from their start."""
         with self.fake_mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad
+            )
 
     # --- names of things -----------------------------------------------------------------------------------------------
     def add_state(self, fake: torch.Tensor, role: Role, name: str, nbytes: int | None = None) -> int:
@@ -143,8 +172,15 @@ class _Recorder(TorchDispatchMode):
         address = _address(fake)
         if address not in self._current:
             self._alive.append(fake)
-            self.storages.append(_DraftStorage(fake.untyped_storage().nbytes() if nbytes is None else nbytes, role,
-                                               name or f"%{len(self.storages)}", at_start, at_start))
+            self.storages.append(
+                _DraftStorage(
+                    fake.untyped_storage().nbytes() if nbytes is None else nbytes,
+                    role,
+                    name or f"%{len(self.storages)}",
+                    at_start,
+                    at_start,
+                )
+            )
             self._current[address] = len(self.storages) - 1
         return self._current[address]
 
@@ -210,7 +246,9 @@ class _Recorder(TorchDispatchMode):
         for t in tensors_in:
             if not (is_fill and t is written[0]):
                 self._give_birth(t)
-        creates = [t for t in flat_out if isinstance(t, torch.Tensor) and _address(t) not in self._current and _address(t) not in self._unborn]
+        creates = [
+            t for t in flat_out if isinstance(t, torch.Tensor) and _address(t) not in self._current and _address(t) not in self._unborn
+        ]
         if not creates and not written:
             return  # a view, or something that returns no tensor: no bytes, no instruction
         self._append(func, target, args, kwargs, flat_out, tensors_in, written, is_fill)
@@ -286,7 +324,9 @@ class _Recorder(TorchDispatchMode):
     def _refuse_exotic(self, target: str, tensors: Sequence[torch.Tensor]) -> None:
         for t in tensors:
             if t.layout is not torch.strided or t.is_quantized or t.is_neg() or t.is_conj():
-                raise CaptureError("only dense tensors are captured (no sparse, quantised or lazily conjugated ones)", op=target, module=self.layer)
+                raise CaptureError(
+                    "only dense tensors are captured (no sparse, quantised or lazily conjugated ones)", op=target, module=self.layer
+                )
 
     # --- which module ---------------------------------------------------------------------------------------------------
     def _layer_from_node(self) -> None:
@@ -329,8 +369,15 @@ class _DataRecorder(_Recorder):
         return tensor
 
 
-def capture(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], *, with_gradient: frozenset[str] = frozenset(),
-            optimizer: torch.optim.Optimizer | None = None, with_data: bool = False) -> Captured:
+def capture(
+    model: torch.nn.Module,
+    loss_fn: LossFn,
+    batch: Sequence[Any],
+    *,
+    with_gradient: frozenset[str] = frozenset(),
+    optimizer: torch.optim.Optimizer | None = None,
+    with_data: bool = False,
+) -> Captured:
     """Capture the step `loss_fn(model, *batch).backward()` (and `optimizer.step()`).
 
     `batch` is a flat sequence; its first tensor's first dimension is the batch size. `with_gradient` names the
@@ -433,8 +480,10 @@ def _module_paths(recorder: _Recorder, model: torch.nn.Module) -> Iterator[None]
     def leave(module, _args, _out):
         recorder.layer = stack.pop() if stack else ""
 
-    handles = [torch.nn.modules.module.register_module_forward_pre_hook(enter),
-               torch.nn.modules.module.register_module_forward_hook(leave, always_call=True)]
+    handles = [
+        torch.nn.modules.module.register_module_forward_pre_hook(enter),
+        torch.nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
     try:
         yield
     finally:
@@ -446,13 +495,21 @@ def _module_paths(recorder: _Recorder, model: torch.nn.Module) -> Iterator[None]
 def _finish(recorder, model, state, fake_batch, inputs, loss, gradients, batch, device, with_gradient, optimizer) -> Captured:
     loss_id = recorder.tensor_id(loss)
     recorder.storages[recorder.tensors[loss_id][0]].at_end = True
-    real = dict(model.named_parameters(remove_duplicate=False)) | {f"input.{i}": b for i, b in enumerate(batch) if isinstance(b, torch.Tensor)}
+    real = dict(model.named_parameters(remove_duplicate=False)) | {
+        f"input.{i}": b for i, b in enumerate(batch) if isinstance(b, torch.Tensor)
+    }
     bound = _accumulate_gradients(recorder, gradients, real, with_gradient, loss_id)
     optimizer_state = _append_optimizer(recorder, state, bound, real, optimizer) if optimizer is not None else ()
     _mark_accumulations(recorder)
     tape = _freeze(recorder, loss_id, device, batch)
-    binding = Binding(parameters=state.parameters, buffers=state.buffers, inputs=tuple(inputs), constants=dict(recorder.constants),
-                      gradients=bound, optimizer_state=optimizer_state)
+    binding = Binding(
+        parameters=state.parameters,
+        buffers=state.buffers,
+        inputs=tuple(inputs),
+        constants=dict(recorder.constants),
+        gradients=bound,
+        optimizer_state=optimizer_state,
+    )
     return Captured(tape, binding)
 
 
@@ -474,8 +531,12 @@ def _accumulate_gradients(recorder: _Recorder, gradients, real, with_gradient: f
         source, place = recorder.tensors[temp][0], writers.get(recorder.tensors[temp][0], -1)
         layer = name.rpartition(".")[0]
         draft = _Draft("vramlab.accumulate_grad", [{"tensor": temp}], {}, [temp], [], Phase.BACKWARD, layer)
-        is_ours_alone = (recorder.storages[source].role is Role.TEMPORARY and holders[source] == 1
-                         and last_read.get(source, -1) <= place and source != recorder.tensors[loss_id][0])
+        is_ours_alone = (
+            recorder.storages[source].role is Role.TEMPORARY
+            and holders[source] == 1
+            and last_read.get(source, -1) <= place
+            and source != recorder.tensors[loss_id][0]
+        )
         if name in with_gradient:
             grad = _new_gradient(recorder, name, fake, tuple(real[name].grad.stride()), at_start=True)
             draft.inputs.append(grad)
@@ -550,11 +611,15 @@ def _append_optimizer(recorder: _Recorder, state: _State, gradients: Mapping[str
     updated = [state.parameters[n] for n in held if n in gradients]
     reads = [gradients[n] for n in held if n in gradients] + updated + tensors
     writes = list(dict.fromkeys(recorder.tensors[t][0] for t in updated + tensors))
-    recorder.drafts.append(_Draft("vramlab.optimizer_step", [type(optimizer).__name__], {}, list(dict.fromkeys(reads)), [], Phase.OPTIMIZER, "", writes))
+    recorder.drafts.append(
+        _Draft("vramlab.optimizer_step", [type(optimizer).__name__], {}, list(dict.fromkeys(reads)), [], Phase.OPTIMIZER, "", writes)
+    )
     return tuple(tensors)
 
 
-def optimizer_state_shapes(optimizer, names: Mapping[int, str], with_gradient: set[str]) -> list[tuple[str, str, tuple[int, ...], torch.dtype]]:
+def optimizer_state_shapes(
+    optimizer, names: Mapping[int, str], with_gradient: set[str]
+) -> list[tuple[str, str, tuple[int, ...], torch.dtype]]:
     """(parameter, key, shape, dtype) of every state tensor that this optimizer holds after a step.
 
     Found by one step of the same optimizer class over stand-ins of at most two elements a dimension: a state tensor as large
@@ -583,14 +648,26 @@ def _mark_accumulations(recorder: _Recorder) -> None:
     """Autograd sums two gradients of one tensor in place of the older one; under a tensor subclass it does not, so say it here."""
     last_read = {recorder.tensors[t][0]: i for i, d in enumerate(recorder.drafts) for t in d.inputs}
     for i, draft in enumerate(recorder.drafts):
-        if draft.phase is not Phase.BACKWARD or draft.target != "aten.add.Tensor" or draft.takeover or len(draft.inputs) != 2 or draft.kwargs:
+        if (
+            draft.phase is not Phase.BACKWARD
+            or draft.target != "aten.add.Tensor"
+            or draft.takeover
+            or len(draft.inputs) != 2
+            or draft.kwargs
+        ):
             continue
         result = recorder.tensors[draft.outputs[0]]
         for t in draft.inputs:
             operand = recorder.tensors[t]
             storage = recorder.storages[operand[0]]
-            if (storage.role is Role.TEMPORARY and last_read[operand[0]] == i and operand[1:] == result[1:] and not storage.at_end
-                    and storage.nbytes == recorder.storages[result[0]].nbytes and _dense(operand[2], operand[3])):
+            if (
+                storage.role is Role.TEMPORARY
+                and last_read[operand[0]] == i
+                and operand[1:] == result[1:]
+                and not storage.at_end
+                and storage.nbytes == recorder.storages[result[0]].nbytes
+                and _dense(operand[2], operand[3])
+            ):
                 draft.takeover = (result[0], operand[0])
                 break
 
@@ -608,20 +685,47 @@ def _freeze(recorder: _Recorder, loss: int, device: torch.device, batch: Sequenc
         if d.phase is Phase.BACKWARD:
             saved |= {recorder.tensors[t][0] for t in d.inputs} & made_forward
     storages = tuple(
-        Storage(id=i, nbytes=s.nbytes, role=Role.ACTIVATION if i in saved and s.role is Role.TEMPORARY else s.role,
-                name=s.name, at_start=s.at_start, at_end=s.at_end)
+        Storage(
+            id=i,
+            nbytes=s.nbytes,
+            role=Role.ACTIVATION if i in saved and s.role is Role.TEMPORARY else s.role,
+            name=s.name,
+            at_start=s.at_start,
+            at_end=s.at_end,
+        )
         for i, s in enumerate(recorder.storages)
     )
-    tensors = tuple(Tensor(id=i, storage=s, dtype=d, shape=shape, strides=strides, offset=o)
-                    for i, (s, d, shape, strides, o) in enumerate(recorder.tensors))
+    tensors = tuple(
+        Tensor(id=i, storage=s, dtype=d, shape=shape, strides=strides, offset=o)
+        for i, (s, d, shape, strides, o) in enumerate(recorder.tensors)
+    )
     ops = tuple(
-        Op(id=i, target=d.target, args=d.args, kwargs=d.kwargs, inputs=tuple(d.inputs), outputs=tuple(d.outputs), phase=d.phase, layer=d.layer,
-           mutates=tuple(d.mutates), takeover=d.takeover, is_eager_inplace=d.is_eager_inplace, is_random=d.is_random,
-           throwaway_state=d.throwaway_state)
+        Op(
+            id=i,
+            target=d.target,
+            args=d.args,
+            kwargs=d.kwargs,
+            inputs=tuple(d.inputs),
+            outputs=tuple(d.outputs),
+            phase=d.phase,
+            layer=d.layer,
+            mutates=tuple(d.mutates),
+            takeover=d.takeover,
+            is_eager_inplace=d.is_eager_inplace,
+            is_random=d.is_random,
+            throwaway_state=d.throwaway_state,
+        )
         for i, d in enumerate(recorder.drafts)
     )
     first = next((b for b in batch if isinstance(b, torch.Tensor) and b.dim() > 0), None)
-    return Tape(ops=ops, tensors=tensors, storages=storages, loss=loss, device_type=device.type, batch_size=1 if first is None else int(first.shape[0]))
+    return Tape(
+        ops=ops,
+        tensors=tensors,
+        storages=storages,
+        loss=loss,
+        device_type=device.type,
+        batch_size=1 if first is None else int(first.shape[0]),
+    )
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
@@ -681,7 +785,12 @@ def _fingerprint(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype):
         return value
     if isinstance(value, list | tuple | set | frozenset | dict):
-        return (type(value).__name__, id(value), len(value), tuple(map(_fingerprint, value)) if isinstance(value, tuple | list) and len(value) < 100 else None)
+        return (
+            type(value).__name__,
+            id(value),
+            len(value),
+            tuple(map(_fingerprint, value)) if isinstance(value, tuple | list) and len(value) < 100 else None,
+        )
     return (type(value).__name__, id(value))
 
 
@@ -694,7 +803,11 @@ def _refuse_side_effects(before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
 # --- small tools --------------------------------------------------------------------------------------------------------
 def _device_of(model: torch.nn.Module, batch: Sequence[Any]) -> torch.device:
-    devices = {t.device for t in [*model.parameters(), *model.buffers(), *(b for b in batch if isinstance(b, torch.Tensor))] if t.dim() or t.device.type != "cpu"}
+    devices = {
+        t.device
+        for t in [*model.parameters(), *model.buffers(), *(b for b in batch if isinstance(b, torch.Tensor))]
+        if t.dim() or t.device.type != "cpu"
+    }
     if len(devices) > 1:
         raise CaptureError(f"the step lives on several devices: {', '.join(sorted(map(str, devices)))}")
     return next(iter(devices), torch.device("cpu"))

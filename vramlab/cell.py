@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -64,7 +64,9 @@ class _Draft:
         """The value of vramlab.measure.<what> in a fresh process; any other end of it ends the cell with that outcome."""
         print(f"{what.replace('_', ' ')} ...", flush=True)
         limit = seconds or self.config["measure"]["timeout_seconds"]
-        return self.settle(run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(self.spec), *args)), timeout_seconds=limit), what)
+        return self.settle(
+            run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(self.spec), *args)), timeout_seconds=limit), what
+        )
 
     def settle(self, result: CallResult, what: str) -> Any:
         """The value of a result that is ok; otherwise the end of the cell."""
@@ -83,7 +85,7 @@ class _Draft:
 def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
     """Everything that the cell asks for, as a record. Only the machine's own failures pass through."""
     draft = _Draft(spec, folder)
-    started, clock = datetime.now(timezone.utc), time.monotonic()
+    started, clock = datetime.now(UTC), time.monotonic()
     sampler = Sampler(folder / "telemetry.csv.gz").start()
     try:
         _KINDS[draft.config["kind"]](draft)
@@ -167,7 +169,9 @@ def _time(draft: _Draft, baseline: Mapping[str, Any]) -> None:
     else:
         first, second = _alternate(draft, str(draft.folder), None)
     ratio = paired_ratio(first, second)
-    draft.measured.update(step_seconds=list(first), baseline_step_seconds=list(second), ratio=ratio.to_json(), warmup_steps=draft.config["measure"]["warmup"])
+    draft.measured.update(
+        step_seconds=list(first), baseline_step_seconds=list(second), ratio=ratio.to_json(), warmup_steps=draft.config["measure"]["warmup"]
+    )
     draft.measured["is_distinguishable"] = bool(distinguishable(ratio, drift(noise["first_seconds"], noise["second_seconds"])))
 
 
@@ -175,7 +179,9 @@ def _alternate(draft: _Draft, first: str | None, second: str | None) -> tuple[tu
     print("timing in turns ...", flush=True)
     measure = draft.config["measure"]
     calls = [Call(function="vramlab.measure.timed_step", args=(dict(draft.spec), where)) for where in (first, second)]
-    turns = alternate(*calls, warmup=measure["warmup"], steps=measure["steps"], timeout_seconds=measure["timeout_seconds"], settings=Settings())
+    turns = alternate(
+        *calls, warmup=measure["warmup"], steps=measure["steps"], timeout_seconds=measure["timeout_seconds"], settings=Settings()
+    )
     if turns.failure is not None:
         draft.settle(turns.failure, "timing")
     return turns.first_seconds, turns.second_seconds
@@ -218,14 +224,35 @@ def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping
     measured = draft.measured | {k: facts[k] for k in ("capture_seconds", "plan_seconds") if k in facts}
     _name_missing(draft, measured)
     return RunRecord(
-        cell_id=hash_config(draft.config), kind=draft.config["kind"], workflow=draft.spec["workflow"], config=draft.config, outcome=draft.outcome,
-        reason=draft.reason, message=draft.message, truth=draft.truth, truth_detail=draft.truth_detail, budget_bytes=facts.get("budget_bytes"),
-        eager_peak_bytes=facts.get("eager_peak_bytes"), eager_peak_is_simulated=facts.get("eager_peak_is_simulated"), predicted=predicted, measured=measured,
-        search=draft.search, training=draft.training, missing=draft.missing, environment=probe(),
+        cell_id=hash_config(draft.config),
+        kind=draft.config["kind"],
+        workflow=draft.spec["workflow"],
+        config=draft.config,
+        outcome=draft.outcome,
+        reason=draft.reason,
+        message=draft.message,
+        truth=draft.truth,
+        truth_detail=draft.truth_detail,
+        budget_bytes=facts.get("budget_bytes"),
+        eager_peak_bytes=facts.get("eager_peak_bytes"),
+        eager_peak_is_simulated=facts.get("eager_peak_is_simulated"),
+        predicted=predicted,
+        measured=measured,
+        search=draft.search,
+        training=draft.training,
+        missing=draft.missing,
+        environment=probe(),
         provenance={
-            "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"), "ended": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "seconds": seconds,
-            "vramlab": __version__, "written_by": "cell", "method_source_sha256": draft.config["sources"]["method"], "tape_digest": facts.get("tape_digest"),
-            "schedule_digest": facts.get("schedule_digest"), "bytes_by_role": facts.get("bytes_by_role"), "telemetry": dict(telemetry),
+            "started": started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "ended": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "seconds": seconds,
+            "vramlab": __version__,
+            "written_by": "cell",
+            "method_source_sha256": draft.config["sources"]["method"],
+            "tape_digest": facts.get("tape_digest"),
+            "schedule_digest": facts.get("schedule_digest"),
+            "bytes_by_role": facts.get("bytes_by_role"),
+            "telemetry": dict(telemetry),
         },
         files={name: _sha256(draft.folder / name) for name in FILES if (draft.folder / name).is_file()},
     )

@@ -68,8 +68,15 @@ class Executor:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             loss, gradients = self._code[key](self._state.read(batch), clock)
         self._state.write_gradients(gradients, batch)
-        return Executed(loss=loss, computes=self.counts[Compute], recomputes=self.counts[Recompute], offloads=self.counts[Offload],
-                        prefetches=self.counts[Prefetch], start_seconds=clock and clock.start, end_seconds=clock and clock.end)
+        return Executed(
+            loss=loss,
+            computes=self.counts[Compute],
+            recomputes=self.counts[Recompute],
+            offloads=self.counts[Offload],
+            prefetches=self.counts[Prefetch],
+            start_seconds=clock and clock.start,
+            end_seconds=clock and clock.end,
+        )
 
 
 class _Clock:
@@ -256,7 +263,11 @@ class _Writer:
 
     def target(self, tensor: int | None, op: Op) -> str:
         """Where an output goes: its variable, or nowhere when it is a duplicate, state, or no tensor."""
-        if tensor is None or self.tape.tensors[tensor].storage in self.defined or self.tape.tensors[tensor].storage not in self.tape.creates[op.id]:
+        if (
+            tensor is None
+            or self.tape.tensors[tensor].storage in self.defined
+            or self.tape.tensors[tensor].storage not in self.tape.creates[op.id]
+        ):
             return "_"
         return f"t{tensor}"
 
@@ -333,7 +344,12 @@ class _Writer:
         want = self.tape.tensors[result]
         for t in op.inputs:
             have = self.tape.tensors[t]
-            if have.storage == source and (have.shape, have.strides, have.offset, have.dtype) == (want.shape, want.strides, want.offset, want.dtype):
+            if have.storage == source and (have.shape, have.strides, have.offset, have.dtype) == (
+                want.shape,
+                want.strides,
+                want.offset,
+                want.dtype,
+            ):
                 return t
         raise CaptureError("an in-place op whose written argument is not found", op=op.target, module=op.layer)
 
@@ -410,7 +426,9 @@ def _functional_twin(tape: Tape, op: Op, written: int, result: int) -> Callable 
     if not op.target.split(".")[1].endswith("_"):
         return None
     is_whole = tape.storages[want.storage].nbytes == _nbytes(want)
-    alike = all((tape.tensors[t].dtype, tape.tensors[t].shape, tape.tensors[t].strides) == (want.dtype, want.shape, want.strides) for t in op.inputs)
+    alike = all(
+        (tape.tensors[t].dtype, tape.tensors[t].shape, tape.tensors[t].strides) == (want.dtype, want.shape, want.strides) for t in op.inputs
+    )
     if not (is_whole and alike) or op.is_random or len(op.outputs) > 1:
         return None
     namespace, name, overload = op.target.split(".")
@@ -506,9 +524,17 @@ class _Verifier:
     def __call__(self, real: torch.Tensor, reads: list[torch.Tensor]) -> None:
         got = (dtype_name(real.dtype), tuple(real.shape), tuple(real.stride()), real.storage_offset())
         if got != self.want:
-            raise CaptureError(f"its real result is {got}, captured was {self.want} (dtype, shape, strides, offset)", op=self.op.target, module=self.op.layer)
+            raise CaptureError(
+                f"its real result is {got}, captured was {self.want} (dtype, shape, strides, offset)",
+                op=self.op.target,
+                module=self.op.layer,
+            )
         if real.untyped_storage().nbytes() != self.nbytes:
-            raise CaptureError(f"its real result owns {real.untyped_storage().nbytes()} bytes, captured was {self.nbytes}", op=self.op.target, module=self.op.layer)
+            raise CaptureError(
+                f"its real result owns {real.untyped_storage().nbytes()} bytes, captured was {self.nbytes}",
+                op=self.op.target,
+                module=self.op.layer,
+            )
         if any(r.untyped_storage()._cdata == real.untyped_storage()._cdata for r in reads):
             raise CaptureError("its real result shares the storage of an input", op=self.op.target, module=self.op.layer)
 

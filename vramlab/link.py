@@ -118,8 +118,9 @@ _COPY_BYTES_PER_SECOND = 4e9  # how early before its paced end a copy starts to 
 class CudaLink:
     """One copy stream a direction, one pinned slab, one event a transfer, no `record_stream`.
 
-    Allocation and release happen on the compute stream alone. A copy first waits for the compute stream as it is now, so it starts when the
-    ops before it have ended; a `Wait` makes the compute stream wait, so a `Free` after it hands the region on safely. Untested until run on a GPU.
+    Allocation and release happen on the compute stream alone. A copy first waits for the compute stream as it is now, so it
+    starts when the ops before it have ended; a `Wait` makes the compute stream wait, so a `Free` after it hands the region on safely.
+    Untested until run on a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -72,7 +72,12 @@ class _Cell:
         """The tape without costs, from the cache where it is there."""
         kept = {k: self.config[k] for k in ("model", "model_options", "training", "data")}
         training = {k: v for k, v in kept["training"].items() if k not in ("steps", "eval_every", "seed")}
-        key = kept | {"training": training, "batch_size": batch_size, "model_source": self.config["sources"]["model"], "device": str(self.device)}
+        key = kept | {
+            "training": training,
+            "batch_size": batch_size,
+            "model_source": self.config["sources"]["model"],
+            "device": str(self.device),
+        }
         return cached_capture(key, lambda: capture(step.model, step.loss_fn, step.batch, optimizer=step.make_optimizer()))
 
 
@@ -101,16 +106,25 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     eager = simulated_eager_peak(tape)
     base = eager if eager_peak_bytes is None else eager_peak_bytes
     budget = resolve_budget(cell.config["budget"], base, tape)
-    facts = {"capture_seconds": capture_seconds, "budget_bytes": None if budget.device_bytes >= UNLIMITED else budget.device_bytes, "eager_peak_bytes": base,
-             "eager_peak_is_simulated": eager_peak_bytes is None, "tape_digest": tape.digest, "simulated_eager_peak_bytes": eager,
-             "swap_vs_recompute": swap_against_recompute(tape, profile), "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
+    facts = {
+        "capture_seconds": capture_seconds,
+        "budget_bytes": None if budget.device_bytes >= UNLIMITED else budget.device_bytes,
+        "eager_peak_bytes": base,
+        "eager_peak_is_simulated": eager_peak_bytes is None,
+        "tape_digest": tape.digest,
+        "simulated_eager_peak_bytes": eager,
+        "swap_vs_recompute": swap_against_recompute(tape, profile),
+        "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role},
+    }
     tape.save(out / "tape.json.gz")
     started = time.perf_counter()
     try:
         schedule = cell.planner().plan(tape, profile, budget)
     except PlanInfeasible as refusal:
-        return facts | {"plan_seconds": time.perf_counter() - started, "infeasible": {
-            "smallest_bytes": refusal.smallest_bytes, "op": refusal.op, "message": str(refusal)}}
+        return facts | {
+            "plan_seconds": time.perf_counter() - started,
+            "infeasible": {"smallest_bytes": refusal.smallest_bytes, "op": refusal.op, "message": str(refusal)},
+        }
     facts["plan_seconds"] = time.perf_counter() - started
     checked = check_schedule(tape, schedule, budget)
     schedule.save(out / "schedule.json.gz")
@@ -142,8 +156,12 @@ def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]
         ratios.append(swap / again if again > 0 else float("inf"))
     cheaper = sum(r > 1 for r in ratios)
     finite = [r for r in ratios if np.isfinite(r)]
-    return {"storages": len(ratios), "recompute_cheaper": cheaper, "share": cheaper / len(ratios) if ratios else None,
-            "median_ratio": float(np.median(finite)) if finite else None}
+    return {
+        "storages": len(ratios),
+        "recompute_cheaper": cheaper,
+        "share": cheaper / len(ratios) if ratios else None,
+        "median_ratio": float(np.median(finite)) if finite else None,
+    }
 
 
 # --- steps that run -------------------------------------------------------------------------------------------------------
@@ -229,13 +247,24 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
         one = _step_of(step, optimizer, run)
         executor = getattr(run, "executor", None)
         if executor is not None:
-            counts.update(recomputes=executor.counts[Recompute], offloads=executor.counts[Offload], prefetches=executor.counts[Prefetch],
-                          pinned_host_bytes=executor.arena.nbytes if executor.arena else 0)
+            counts.update(
+                recomputes=executor.counts[Recompute],
+                offloads=executor.counts[Offload],
+                prefetches=executor.counts[Prefetch],
+                pinned_host_bytes=executor.arena.nbytes if executor.arena else 0,
+            )
         return lambda: one(*step.batch), lambda: list(_live(step, optimizer))
 
     peaks = measure_step_peak(make, steps=3, device=cell.device)
-    found = {"meter": peaks.meter, "peak_bytes": peaks.peak_bytes, "cold_peak_bytes": peaks.cold_peak_bytes, "persistent_bytes": peaks.persistent_bytes,
-             "allocated_peak_bytes": peaks.allocated_peak_bytes, "active_peak_bytes": peaks.active_peak_bytes, "reserved_peak_bytes": peaks.reserved_peak_bytes}
+    found = {
+        "meter": peaks.meter,
+        "peak_bytes": peaks.peak_bytes,
+        "cold_peak_bytes": peaks.cold_peak_bytes,
+        "persistent_bytes": peaks.persistent_bytes,
+        "allocated_peak_bytes": peaks.allocated_peak_bytes,
+        "active_peak_bytes": peaks.active_peak_bytes,
+        "reserved_peak_bytes": peaks.reserved_peak_bytes,
+    }
     return {k: v for k, v in found.items() if v is not None} | counts
 
 
@@ -254,12 +283,22 @@ def gate(spec: Spec, folder: str) -> dict[str, Any]:
         run = _runner(cell, step, optimizer, planned, size)
         executors.extend(e for e in [getattr(run, "executor", None)] if e is not None)
         one = _step_of(step, optimizer, run)
-        return Side(model=step.model, step=lambda i: one(*batches[i]), optimizer=optimizer, inputs=[b for b in batches[0] if b.is_floating_point()])
+        return Side(
+            model=step.model, step=lambda i: one(*batches[i]), optimizer=optimizer, inputs=[b for b in batches[0] if b.is_floating_point()]
+        )
 
     result = run_gate(lambda: side(None), lambda: side(Path(folder)), steps=measure["gate_steps"], seed=cell.config["training"]["seed"])
     counts = executors[0].counts if executors else {}
-    return {"truth": str(result.truth), "detail": result.to_json() | {
-        "batch_size": config["batch_size"], "recomputes": counts.get(Recompute, 0), "offloads": counts.get(Offload, 0), "prefetches": counts.get(Prefetch, 0)}}
+    return {
+        "truth": str(result.truth),
+        "detail": result.to_json()
+        | {
+            "batch_size": config["batch_size"],
+            "recomputes": counts.get(Recompute, 0),
+            "offloads": counts.get(Offload, 0),
+            "prefetches": counts.get(Prefetch, 0),
+        },
+    }
 
 
 def timed_step(spec: Spec, folder: str | None) -> Callable[[], Any]:
@@ -291,9 +330,18 @@ def train(spec: Spec, folder: str) -> dict[str, Any]:
     same = [a == b for a, b in zip(zip(eager.loss, eager.grad_norm), zip(tested.loss, tested.grad_norm))]
     first = next((i for i, equal in zip(steps, same) if not equal), None)
     state_equal = all(torch.equal(a, b) for a, b in zip(eager.step.model.state_dict().values(), tested.step.model.state_dict().values()))
-    return {"steps": steps, "loss": tested.loss, "grad_norm": tested.grad_norm, "accuracy": tested.accuracy, "eager_loss": eager.loss,
-            "eager_grad_norm": eager.grad_norm, "eager_accuracy": eager.accuracy, "equal_steps": sum(same), "first_difference": first,
-            "state_equal_at_end": state_equal}
+    return {
+        "steps": steps,
+        "loss": tested.loss,
+        "grad_norm": tested.grad_norm,
+        "accuracy": tested.accuracy,
+        "eager_loss": eager.loss,
+        "eager_grad_norm": eager.grad_norm,
+        "eager_accuracy": eager.accuracy,
+        "equal_steps": sum(same),
+        "first_difference": first,
+        "state_equal_at_end": state_equal,
+    }
 
 
 class _TrainingSide:
@@ -335,15 +383,38 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
         try:
             schedule = planner.plan(tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False))
         except PlanInfeasible as refusal:
-            trials.append({"batch_size": batch_size, "fits": False, "peak_bytes": refusal.smallest_bytes, "outcome": "plan_infeasible", "step_seconds": None})
+            trials.append(
+                {
+                    "batch_size": batch_size,
+                    "fits": False,
+                    "peak_bytes": refusal.smallest_bytes,
+                    "outcome": "plan_infeasible",
+                    "step_seconds": None,
+                }
+            )
         else:
             metrics = simulate(check_schedule(tape, schedule), profile).metrics
-            trials.append({"batch_size": batch_size, "fits": True, "peak_bytes": metrics.peak_bytes, "outcome": "ok", "step_seconds": metrics.step_seconds})
+            trials.append(
+                {
+                    "batch_size": batch_size,
+                    "fits": True,
+                    "peak_bytes": metrics.peak_bytes,
+                    "outcome": "ok",
+                    "step_seconds": metrics.step_seconds,
+                }
+            )
         print(f"batch {batch_size}: {'fits' if trials[-1]['fits'] else 'does not fit'}", flush=True)
         return trials[-1]["fits"]
 
     largest = bisect_largest(fits, low, high)
-    return {"largest": largest, "low": low, "high": high, "memory_bytes": profile.memory_bytes, "trials": trials, "hit_upper_end": largest == high}
+    return {
+        "largest": largest,
+        "low": low,
+        "high": high,
+        "memory_bytes": profile.memory_bytes,
+        "trials": trials,
+        "hit_upper_end": largest == high,
+    }
 
 
 def bisect_largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -53,7 +53,7 @@ def decode_arg(value: Any, lookup: Callable[[int], Any], device: torch.device) -
         return [decode_arg(v, lookup, device) for v in value]
     if not isinstance(value, Mapping):
         return value
-    (tag, body), = value.items()
+    ((tag, body),) = value.items()
     if tag == "tensor":
         return lookup(body)
     if tag == "float":

@@ -36,8 +36,14 @@ class Plan:
     plan_seconds: float
 
 
-def capture_with_costs(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], *, with_gradient: frozenset[str] = frozenset(),
-                       optimizer: torch.optim.Optimizer | None = None) -> Captured:
+def capture_with_costs(
+    model: torch.nn.Module,
+    loss_fn: LossFn,
+    batch: Sequence[Any],
+    *,
+    with_gradient: frozenset[str] = frozenset(),
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Captured:
     """Capture, and measure each distinct op on the device at hand; where a fake kernel lied about a result, capture with data."""
     options = {"with_gradient": with_gradient, "optimizer": optimizer}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -49,7 +55,9 @@ def capture_with_costs(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[
         return Captured(measure_costs(captured.tape, device, optimizer=optimizer), captured.binding)
 
 
-def plan(captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None) -> Plan:
+def plan(
+    captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None
+) -> Plan:
     """Let a method plan, check the plan against the budget and predict it. Raises PlanInfeasible, Unsupported, ScheduleError.
 
     A percentage is of `eager_peak_bytes`, or of the simulated eager peak where that was not measured.
@@ -106,7 +114,10 @@ def cached_capture(key: dict[str, Any], make: Callable[[], Captured], folder: Pa
     tape_path, binding_path = folder / f"{name}.tape.json.gz", folder / f"{name}.binding.json"
     if binding_path.is_file():
         body = json.loads(binding_path.read_text())
-        return Captured(Tape.load(tape_path), Binding(**{**body, "inputs": tuple(body["inputs"]), "optimizer_state": tuple(body["optimizer_state"]), "constants": {}}))
+        return Captured(
+            Tape.load(tape_path),
+            Binding(**{**body, "inputs": tuple(body["inputs"]), "optimizer_state": tuple(body["optimizer_state"]), "constants": {}}),
+        )
     captured = make()
     if not captured.binding.constants:
         folder.mkdir(parents=True, exist_ok=True)

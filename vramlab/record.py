@@ -71,7 +71,7 @@ class RunRecord:
     training: Mapping[str, Any] = field(default_factory=dict)  # train: loss, gradient norm, accuracy per step, eager's beside
     missing: Mapping[str, str] = field(default_factory=dict)  # dotted field -> why it is None
     environment: Mapping[str, Any] = field(default_factory=dict)  # software and hardware of the process that measured
-    provenance: Mapping[str, Any] = field(default_factory=dict)  # started, ended (UTC), seconds, method_source_sha256, tape_digest, schedule_digest
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # started, ended (UTC), seconds, digests of method, tape and schedule
     files: Mapping[str, str] = field(default_factory=dict)  # name in the cell's folder -> sha256
     schema_version: int = SCHEMA_VERSION
 
