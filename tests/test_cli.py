@@ -271,9 +271,16 @@ def test_time_left_goes_by_the_same_cell_then_like_cells_then_what_the_file_says
     left.cell_took(first, 50)
     assert left.seconds() == 3 * 50
     known = TimeLeft(plan, {second.cell_id: 7.0}, {first.cell_id})
-    assert known.seconds() == 7 + 2 * 30
+    assert known.seconds() == 3 * 7
     known.cell_took(second, 0.0)  # another runner's
-    assert known.seconds() == 2 * 30
+    assert known.seconds() == 2 * 7
+
+
+def test_time_left_of_a_grown_workflow_goes_by_its_other_runs(shelf, capsys):
+    assert main(["run", "workflow", "small"]) == 0  # two cells, whose records say 2.5 s
+    capsys.readouterr()
+    assert main(["run", "workflow", "small", "budgets=[60%, 50%, 40%]", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["minutes_left"] == 4 * 2.5 / 60
 
 
 def test_words():

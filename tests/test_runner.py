@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -234,6 +235,17 @@ def test_nothing_to_run_here_is_the_environments_fault(lab):
     with pytest.raises(EnvironmentUnable, match="nothing of workflow 'small' can run here: this machine has no NVIDIA GPU"):
         lab.run("[good]", targets=["cuda:0"])
     assert not lab.results.exists()
+
+
+def test_a_full_disk_is_the_environments_fault_and_the_same_command_goes_on(lab, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vramlab.runner.write_atomically", full)
+        with pytest.raises(EnvironmentUnable, match="cannot be written: No space left on device; once it can, the same command goes on"):
+            lab.run("[good]")
+    assert not list(lab.results.glob("*/*/cells/*/claim.json")) and lab.run("[good]").exit_code == 0
 
 
 # ------------------------------------------------------------------------------------------------ files cut short

@@ -86,9 +86,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def find_runs(results: Path = RESULTS) -> list[RunFolder]:
-    """Every run below a results folder, the last started last."""
-    runs = [RunFolder(path.parent) for path in results.glob("*/*/run.json")]
+def find_runs(results: Path = RESULTS, workflow: str = "*") -> list[RunFolder]:
+    """Every run below a results folder, of one workflow or of all, the last started last."""
+    runs = [RunFolder(path.parent) for path in results.glob(f"{workflow}/*/run.json")]
     return sorted((run for run in runs if _is_readable(run)), key=lambda run: (run.plan["started"], run.name))
 
 
@@ -116,9 +116,9 @@ def resolve_run(text: str, results: Path = RESULTS) -> RunFolder:
     raise WorkflowError(f"there is no run {text!r} in {results}/; there are {one_of(known) or 'none'}{nearest(text, [*known, *workflows])}")
 
 
-def seconds_of_cells(results: Path) -> Iterator[tuple[str, float]]:
-    """(cell_id, seconds) of every cell that was ever run below a results folder: what the same cell will take."""
-    for run in find_runs(results):
+def seconds_of_cells(workflow_folder: Path) -> Iterator[tuple[str, float]]:
+    """(cell_id, seconds) of every cell that was ever run below results/<workflow>/: what the same cell will take."""
+    for run in find_runs(workflow_folder.parent, workflow_folder.name):
         for cell_id, record in run.records().items():
             seconds = record.provenance.get("seconds")
             if isinstance(seconds, int | float):

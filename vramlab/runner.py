@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import sys
@@ -30,6 +31,7 @@ from vramlab.workflow import Cell, Plan
 
 CELL_COMMAND = (sys.executable, "-m", "vramlab.cell")
 _POLL_SECONDS = 0.5
+_UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 class Display(Protocol):
@@ -80,18 +82,28 @@ class Runner:
         if not self.plan.cells:
             reasons = "; ".join(sorted({out.reason for out in self.plan.left_out}))
             raise EnvironmentUnable(f"nothing of workflow {self.plan.workflow.name!r} can run here: {reasons}")
-        self._write_plan()
-        is_interrupted = False
+        try:
+            self._write_plan()
+            is_interrupted = self._is_interrupted()
+        except OSError as error:
+            if error.errno in _UNWRITABLE:
+                folder = self.run_folder.folder
+                raise EnvironmentUnable(f"{folder} cannot be written: {error.strerror}; once it can, the same command goes on") from error
+            raise
+        records = self.run_folder.records()
+        return Result(self.run_folder, records, is_interrupted, self._exit_code(records, is_interrupted))
+
+    def _is_interrupted(self) -> bool:
+        """Run all cells; True when somebody stopped it."""
         self.display.begin(self.plan, self.run_folder, len(self._done()))
         try:
             with _interruptible():
                 self._run_cells()
         except KeyboardInterrupt:
-            is_interrupted = True
+            return True
         finally:
             self.display.end()
-        records = self.run_folder.records()
-        return Result(self.run_folder, records, is_interrupted, self._exit_code(records, is_interrupted))
+        return False
 
     def _exit_code(self, records: dict[str, RunRecord], is_interrupted: bool) -> int:
         if is_interrupted:

@@ -22,14 +22,12 @@ class TimeLeft:
 
     def __init__(self, plan: Plan, known: dict[str, float], done: set[str]) -> None:
         self._plan, self._known, self._done = plan, dict(known), set(done)
-        self._of_experiment: dict[str, list[float]] = {}
 
     def cell_took(self, cell: Cell, seconds: float) -> None:
         """A cell is done; 0 seconds teach nothing."""
         self._done.add(cell.cell_id)
         if seconds > 0:
             self._known[cell.cell_id] = seconds
-            self._of_experiment.setdefault(cell.config["experiment"], []).append(seconds)
 
     def seconds(self) -> float | None:
         """None while nothing is known to go by."""
@@ -40,7 +38,8 @@ class TimeLeft:
     def _estimate(self, cell: Cell) -> float | None:
         if cell.cell_id in self._known:
             return self._known[cell.cell_id]
-        like = self._of_experiment.get(cell.config["experiment"]) or [s for seconds in self._of_experiment.values() for s in seconds]
+        known = [(other.config["experiment"], self._known[other.cell_id]) for other in self._plan.cells if other.cell_id in self._known]
+        like = [seconds for experiment, seconds in known if experiment == cell.config["experiment"]] or [seconds for _, seconds in known]
         if like:
             return sum(like) / len(like)
         minutes = self._plan.expected.minutes
