@@ -101,6 +101,7 @@ class Evidence:
                 differing["environment"] = [f"{len(machines)} different ones"]
         return differing
 
+    @cached_property
     def broken_files(self) -> tuple[int, list[str]]:
         """(how many files records name, those that are missing or have another hash)."""
         named, faults = 0, []
@@ -120,6 +121,7 @@ class Evidence:
         """Text of a file of the collection's folder, "" when there is none."""
         return (self.root / name).read_text(encoding="utf-8") if self.has(name) else ""
 
+    @cached_property
     def files(self) -> list[Path]:
         """Files of the run, the report itself left out."""
         return sorted(p for p in self.run.folder.rglob("*") if p.is_file() and p.name != "report.html" and not p.name.startswith("."))

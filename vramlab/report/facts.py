@@ -169,7 +169,7 @@ def _has(record: Any, name: str) -> bool:
 
 def output(e: Evidence) -> Fact:
     """Files that the run produced."""
-    files = e.files()
+    files = e.files
     if not e.records:
         return Open("the run has no record")
     kinds = join_words(sorted({p.name for p in files if p.parent != e.run.folder} | {"run.json", "report.html"}))
@@ -197,7 +197,7 @@ def experiments(e: Evidence) -> Fact:
 
 def disk(e: Evidence) -> Fact:
     """Bytes of the run's files."""
-    sizes = [path.stat().st_size for path in e.files()]
+    sizes = [path.stat().st_size for path in e.files]
     return (f"{bytes_in_words(sum(sizes))} in {count_of(len(sizes), 'file')} without this report", (RUN_LINK,)) if e.records else Open(
         "the run has no record")
 

@@ -50,7 +50,7 @@ def no_binaries(e: Evidence) -> Answer | Open:
     """Binaries in the run's folder."""
     if not e.records:
         return Open("the run has no record")
-    binaries = [p.name for p in e.files() if p.suffix in (".whl", ".so", ".exe", ".bin", ".dll")]
+    binaries = [p.name for p in e.files if p.suffix in (".whl", ".so", ".exe", ".bin", ".dll")]
     if binaries:
         return Answer("filled", join_words(binaries), (RUN_LINK,))
     return Answer("not applicable", evidence=(RUN_LINK,),
@@ -64,7 +64,7 @@ def needs_no_download(fact: Callable[[Evidence], Fact]) -> Rule:
 
 def complete(e: Evidence) -> Answer | Open:
     """Every file that a record names is there with its hash."""
-    named, faults = e.broken_files()
+    named, faults = e.broken_files
     if not named:
         return Open("no record names a file with its hash")
     if faults:
@@ -206,7 +206,7 @@ def of_this_report(justification: str) -> Rule:
 
 def named_files(e: Evidence) -> Answer | Open:
     """Hashes of data files inside the records."""
-    named, faults = e.broken_files()
+    named, faults = e.broken_files
     if not e.records:
         return Open("the run has no record")
     if faults or not named:
