@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from oracle import Machine
-from tapes import TOYS
+from tapes import TOYS, StepBuilder
 
 from vramlab.check import check_schedule
 from vramlab.collection import Method
@@ -27,10 +28,25 @@ from vramlab.tape import Phase, Tape
 from vramlab.trace import Metrics
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the peak without a method
+FINE_SHARES = tuple(1 - i / 50 for i in range(36))
 # 1000 bytes, a toy's map, take 1.25 s each way: near the second or two that an op takes, so that both actions are worth it.
 DEVICE = DeviceProfile(name="toy", memory_bytes=10**6, flops_per_second=1, flops_efficiency=1, memory_bytes_per_second=1,
                        h2d_bytes_per_second=800, d2h_bytes_per_second=800, copy_latency_seconds=0)
-EXEMPTIBLE = ("no-overhead-without-a-budget", "peak-falls-with-the-budget", "state-stays-where-it-is")
+EXEMPTIBLE = ("no-overhead-without-a-budget", "peak-falls-with-the-budget", "time-rises-as-the-budget-falls", "state-stays-where-it-is")
+
+
+def residual() -> Tape:
+    """Three residual blocks of convolution (2 s), BatchNorm, in-place relu and addition (0.25 s): the toy that is asked at fine steps."""
+    step = StepBuilder()
+    x = step.relu(step.batch_norm(step.convolution(step.input)), inplace=True)
+    for _ in range(3):
+        y = step.relu(step.batch_norm(step.convolution(x)), inplace=True)
+        x = step.relu(step.add(step.batch_norm(step.convolution(y)), x), inplace=True)
+    tape = step.finish(x)
+    return tape.with_costs([2.0 if "convolution" in op.target else 0.25 for op in tape.ops])
+
+
+TAPES = {**TOYS, "residual": residual}
 
 
 def option_sets(method: Method) -> Iterator[dict[str, Any]]:
@@ -76,13 +92,14 @@ class Inquiry:
 
     @cached_property
     def tape(self) -> Tape:
-        return TOYS[self.toy]()
+        return TAPES[self.toy]()
 
     @cached_property
     def answers(self) -> list[Answer]:
         """Without a budget first, then downwards."""
         peak = plain_peak(self.tape)
-        return [self.ask(UNLIMITED), *(self.ask(int(share * peak)) for share in SHARES)]
+        shares = FINE_SHARES if self.toy == "residual" else SHARES
+        return [self.ask(UNLIMITED), *(self.ask(int(share * peak)) for share in shares)]
 
     def ask(self, device_bytes: int, tape: Tape | None = None) -> Answer:
         budget = Budget(device_bytes=device_bytes)
@@ -143,6 +160,11 @@ def peak_falls_with_the_budget(inquiry: Inquiry) -> None:
     assert peaks == sorted(peaks, reverse=True), f"peaks from no budget to the lowest: {peaks}"
 
 
+def time_rises_as_the_budget_falls(inquiry: Inquiry) -> None:
+    seconds = [inquiry.metrics(answer).step_seconds for answer in inquiry.planned()]
+    assert all(a <= b * (1 + 1e-9) for a, b in pairwise(seconds)), f"seconds from no budget to the lowest: {seconds}"
+
+
 def equal_questions_get_equal_answers(inquiry: Inquiry) -> None:
     for answer in inquiry.planned():
         assert inquiry.ask(answer.budget.device_bytes).schedule.digest == answer.schedule.digest
@@ -194,6 +216,7 @@ def state_stays_where_it_is(inquiry: Inquiry) -> None:
 
 RULES = {rule.__name__.replace("_", "-"): rule for rule in (
     plans_compute_what_a_plain_run_computes, plans_keep_the_budget, refusals_name_what_can_be_reached, no_overhead_without_a_budget,
-    peak_falls_with_the_budget, equal_questions_get_equal_answers, unmet_needs_are_refused, random_ops_are_recomputed_from_a_recorded_state,
-    json_round_trips, schedules_carry_uid_and_tape, a_method_without_budget_ignores_it, state_stays_where_it_is,
+    peak_falls_with_the_budget, time_rises_as_the_budget_falls, equal_questions_get_equal_answers, unmet_needs_are_refused,
+    random_ops_are_recomputed_from_a_recorded_state, json_round_trips, schedules_carry_uid_and_tape, a_method_without_budget_ignores_it,
+    state_stays_where_it_is,
 )}

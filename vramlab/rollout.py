@@ -28,7 +28,7 @@ from vramlab.schedule import Compute, Recompute, Schedule
 from vramlab.tape import Tape
 
 # A play is given up when it has run this many recomputes an op of the tape, or recomputes nest this deep: it thrashes.
-RECOMPUTES_PER_OP = 12
+RECOMPUTES_PER_OP = 6
 NESTED_RECOMPUTES = 12
 # The search for the smallest reachable budget ends within this share of it.
 SEARCH_PRECISION = 1 / 256

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ class SegmentedStep:
         bounds = [cut.op for cut in cuts]
         dropped = {}
         for op in self.tape.ops:
-            segment = sum(op.id > bound for bound in bounds)
+            segment = bisect_left(bounds, op.id)
             if op.phase is Phase.FORWARD and segment < len(bounds):
                 for s in self.tape.creates[op.id]:
                     if s not in kept and self._comes_back(s):
