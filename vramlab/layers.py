@@ -76,12 +76,12 @@ def cuts_of(tape: Tape) -> tuple[Cut, ...]:
     """
     forward = [op for op in tape.ops if op.phase is Phase.FORWARD]
     last_read = {s: op.id for op in forward for s in tape.reads[op.id]}
-    overwritten = {op.takeover[1]: op.id for op in forward if op.is_eager_inplace and op.takeover}
+    overwritten = {op.takeover[1] for op in forward if op.is_eager_inplace and op.takeover}
     crossing: set[int] = set()
     cuts = []
     for op in forward:
         crossing = {s for s in crossing | set(tape.creates[op.id]) if last_read.get(s, -1) > op.id}
-        if tape.creates[op.id] and crossing and not any(s in overwritten for s in crossing):
+        if tape.creates[op.id] and crossing and crossing.isdisjoint(overwritten):
             cuts.append(Cut(op=op.id, storages=tuple(sorted(crossing)), nbytes=sum(tape.storages[s].nbytes for s in crossing)))
     return tuple(cuts)
 

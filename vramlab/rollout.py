@@ -266,10 +266,12 @@ class RolloutPlanner:
         low = max(budget.device_bytes, lower_bound_bytes(tape) - 1)
         high = self._play(tape, device, replace(budget, device_bytes=UNLIMITED)).peak_bytes
         while high - low > max(1, int(high * SEARCH_PRECISION)):
+            middle = (low + high) // 2
             try:
-                high = self._play(tape, device, replace(budget, device_bytes=(low + high) // 2)).peak_bytes
+                self._play(tape, device, replace(budget, device_bytes=middle))
+                high = middle
             except Stuck:
-                low = (low + high) // 2
+                low = middle
         return high
 
 

@@ -21,8 +21,8 @@ class Prefetcher:
     def due(self, rollout: Rollout) -> list[int]:
         """What to start copying back now: the soonest needed first, as long as each fits at every op until it is used."""
         self._stack = [entry for entry in self._stack if rollout.residency[entry[0]] is ON_HOST]
-        window = [s for s, op in self._stack[len(self._stack) - min(self.window, len(self._stack)):] if op < rollout.next_op]
-        window.sort(key=lambda s: int(rollout.next_need[s]))
+        last = self._stack[-self.window:] if self.window else []
+        window = sorted((s for s, op in last if op < rollout.next_op), key=lambda s: int(rollout.next_need[s]))
         chosen: list[int] = []
         extra = 0
         for s in window:
