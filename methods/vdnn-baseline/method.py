@@ -4,9 +4,9 @@
 
 How it maps to a tape. Held from the op that makes it to the end of the step: every storage that a forward op creates (maps, and
 what else their backward reads); an in-place activation shares its input's region, as in eager. All that the backward creates
-lives from the op that makes it to its last use: inside one layer's backward these are the gradient that comes in and the one that
-goes out, so two shared buffers of the largest size always suffice, and a schedule never holds more of them than a chain needs.
-A gradient of a parameter is state from the op that completes it on. The order of ops is eager's.
+lives from the op that makes it to its last use: on a chain these are the gradient that comes into a layer's backward and the one
+that goes out, so two shared buffers of the largest size suffice; where a network branches the step itself holds more of them. A
+gradient of a parameter is state from the op that completes it on. The order of ops is eager's.
 """
 
 from __future__ import annotations
