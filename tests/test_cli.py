@@ -160,6 +160,7 @@ def test_dry_run_says_what_would_run_and_what_cannot_be_tested_and_writes_nothin
     said = capsys.readouterr().out
     assert "2 cells, 0 done; time left: about 4 min; disk: 1.000 MiB" in said and said.count("to run") == 2
     assert "left out: there on cuda:9: this machine has" in said and "not testable here: claim c: this machine has" in said
+    assert ("not measured here: GPU memory" in said) is (doctor.count_cuda_devices() == 0)
     assert not (shelf / "results").exists()
     assert main(["run", "workflow", "small", "--dry-run", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)

@@ -145,6 +145,8 @@ def _dry_run(plan: Plan, results: Path, as_json: bool) -> int:
     left = "not known yet" if seconds is None else f"about {duration(seconds)}"
     print(f"\n{len(plan.cells)} cells, {len(done)} done; time left: {left}; disk: {_disk_in_words(plan, results)}")
     print(f"run folder: {run.folder}")
+    if not plan.host.cuda_devices:
+        print("not measured here: GPU memory, transfers and times (this machine has no NVIDIA GPU)")
     _print_untestable(plan)
     return exit_code
 
