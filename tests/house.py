@@ -2,9 +2,9 @@
 
     0  errors device                                       the standard library only
     1  tape schedule trace record liveness check ...       pure: numpy and numba at most, never torch, however indirectly
-    2  capture execute gate ...                            the machine: torch is at home here, and nowhere else
-    3  collection workflow telemetry runner ...            cards, YAML, processes, probes: no torch
-    4  report/ crowd/ cli/                                 read records: no torch
+    2  capture execute gate ...                            the machine: torch is at home here; whatever is not named below
+    3  collection workflow telemetry runner ...            cards, YAML, processes, probes: no torch, however indirectly
+    4  report/ crowd/ cli/                                 read records: no torch, however indirectly
 
 methods/ see floors 0 and 1 and their own folder; nobody imports a collection with an import statement.
 """
@@ -22,8 +22,9 @@ GROUND = frozenset({"errors", "device"})
 PURE = GROUND | frozenset("""
     tape schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
 """.split())
-MACHINE = frozenset("""
-    calibration capture costs data execute gate link measure meter ops prepare step store timeline workload
+TORCH_FREE = PURE | frozenset("""
+    __main__ child claiming cli collection crowd doctor environment isolate method_check nvml report run_folder runner runs
+    schema telemetry workflow workflow_layers workflow_schema yaml_nodes
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})
@@ -104,8 +105,13 @@ class House:
         return name
 
     def misplaced(self) -> list[str]:
-        """Names in the lists above that two floors claim, or that no module has."""
-        return sorted(PURE & MACHINE | {name for name in PURE | MACHINE if f"vramlab.{name}" not in self.modules})
+        """Names in the lists above that no module has."""
+        return sorted(name for name in TORCH_FREE if f"vramlab.{name}" not in self.modules)
+
+    @property
+    def torch_free(self) -> list[str]:
+        """Dotted names of the modules that torch must not be reached from."""
+        return [name for name in self.modules if name == "vramlab" or name.split(".")[1] in TORCH_FREE]
 
     def broken_pure(self) -> list[str]:
         """Imports of the pure floors that are neither the standard library, numpy, numba nor pure."""
@@ -119,14 +125,9 @@ class House:
         return bad
 
     def paths_to_torch(self) -> list[str]:
-        """For each module outside the machine floor from which torch can be reached: the way there."""
-        ways = []
-        for name in self.modules:
-            if name.split(".")[1:2] and name.split(".")[1] not in MACHINE:
-                way = self._way_to_torch(name)
-                if way:
-                    ways.append(" -> ".join(way))
-        return ways
+        """For each module of the floors without torch from which it can be reached: the way there."""
+        ways = [self._way_to_torch(name) for name in self.torch_free]
+        return [" -> ".join(way) for way in ways if way]
 
     def _way_to_torch(self, start: str) -> list[str] | None:
         came_from: dict[str, str] = {start: ""}
