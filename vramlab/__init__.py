@@ -14,6 +14,7 @@ _LAZY = {
     "PlanInfeasible": "vramlab.errors",
     "CaptureError": "vramlab.errors",
     "ScheduleError": "vramlab.errors",
+    "WrongResult": "vramlab.errors",
     "VramlabError": "vramlab.errors",
 }
 __all__ = ["__version__", *_LAZY]

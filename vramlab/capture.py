@@ -8,11 +8,9 @@ which a functionalised graph does not; aliases are read off the fake storages, n
 from __future__ import annotations
 
 import contextlib
-import random
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils import stateless
@@ -20,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramlab.errors import CaptureError
 from vramlab.ops import dtype_name, encode_arg
+from vramlab.python_state import PLAIN, Change, Guard, Scope
 from vramlab.tape import STATE_ROLES, Op, Phase, Role, Storage, Tape, Tensor
 
 LossFn = Callable[..., torch.Tensor]
@@ -69,6 +68,9 @@ _NO_RECORD = frozenset(
         "aten.sym_numel.default",
         "aten.sym_storage_offset.default",
     }
+)
+_FOREIGN_LEAF = (
+    "a tensor that requires a gradient is neither a parameter of the module nor an input; make it one, or call requires_grad_(False) on it"
 )
 _WRAPPERS = (
     "DataParallel",
@@ -225,7 +227,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(tensor, FakeTensor):
             return tensor
         if tensor.requires_grad:
-            raise CaptureError("a tensor that requires a gradient is neither a parameter nor an input", module=self.layer)
+            raise CaptureError(_FOREIGN_LEAF, module=self.layer)
         fake = self.fake_mode.from_tensor(tensor)
         if _address(fake) not in self._current:
             known = self.add_state(fake, Role.BUFFER, f"constant.{len(self.constants)}")
@@ -364,7 +366,7 @@ class _DataRecorder(_Recorder):
     def _to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         if _address(tensor) not in self._current and _address(tensor) not in self._unborn:
             if tensor.requires_grad:
-                raise CaptureError("a tensor that requires a gradient is neither a parameter nor an input", module=self.layer)
+                raise CaptureError(_FOREIGN_LEAF, module=self.layer)
             self.constants[self.add_state(tensor, Role.BUFFER, f"constant.{len(self.constants)}")] = tensor
         return tensor
 
@@ -385,8 +387,8 @@ def capture(
     for `with_data`, nothing is computed: that runs the step on copies of the state, for the rare operator whose fake kernel gives other
     shapes than its real one, and needs the memory of all its tensors at once. Raises CaptureError where a replay could differ from eager.
     """
-    _refuse_module(model)
-    before = _python_state(model)
+    refuse_module(model)
+    guard = Guard(Scope(model, loss_fn))
     device = _device_of(model, batch)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = _DataRecorder(fake_mode) if with_data else _Recorder(fake_mode)
@@ -395,8 +397,8 @@ def capture(
     try:
         loss, gradients = _run_step(recorder, model, loss_fn, state, fake_batch)
     finally:
-        after = _python_state(model)
-    _refuse_side_effects(before, after)
+        changes = guard.undo()
+    _refuse_changes(changes)
     return _finish(recorder, model, state, fake_batch, inputs, loss, gradients, batch, device, with_gradient, optimizer)
 
 
@@ -423,11 +425,12 @@ def _declare_batch(recorder: _Recorder, batch: Sequence[Any]) -> tuple[list[Any]
     fakes, ids = [], []
     for i, value in enumerate(batch):
         if not isinstance(value, torch.Tensor):
+            if type(value) not in PLAIN:
+                raise CaptureError(f"input {i} is a {type(value).__name__}, whose contents a replay would not see change; pass tensors")
             fakes.append(value)
             ids.append(None)
             continue
-        if value.layout is not torch.strided:
-            raise CaptureError(f"input {i} is no dense tensor")
+        _refuse_input(i, value, batch)
         fake = recorder.input_stand_in(value)
         fakes.append(fake)
         ids.append(recorder.add_state(fake, Role.INPUT, f"input.{i}"))
@@ -452,9 +455,10 @@ def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torc
         raise _explain(wrong, recorder) from wrong
     finally:
         torch.set_rng_state(generator)
+        torch.clear_autocast_cache()  # inside a region of the caller's it would keep stand-ins of the weights
     for name, fake in state.fakes.items():
         if _address(fake) != addresses[name]:
-            raise CaptureError(f"'{name}' is given another storage in the forward (`.data =`)")
+            raise CaptureError(f"'{name}' is given another storage in the forward; write into it (`copy_`) instead of assigning")
     return loss, {n: g for n, g in zip(targets, found) if g is not None}
 
 
@@ -510,6 +514,7 @@ def _finish(recorder, model, state, fake_batch, inputs, loss, gradients, batch, 
         gradients=bound,
         optimizer_state=optimizer_state,
     )
+    _refuse_shared_writes(tape, binding, real | dict(model.named_buffers(remove_duplicate=False)), batch)
     return Captured(tape, binding)
 
 
@@ -729,7 +734,13 @@ def _freeze(recorder: _Recorder, loss: int, device: torch.device, batch: Sequenc
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
-def _refuse_module(model: torch.nn.Module) -> None:
+def refuse_module(model: torch.nn.Module) -> None:
+    """Raise CaptureError where a module can be told from outside not to be captured faithfully."""
+    if any(getattr(torch.nn.modules.module, f"_global_{kind}_hooks") for kind in ("forward", "forward_pre", "backward", "backward_pre")):
+        raise CaptureError("a hook on all modules may have Python side effects that a replay would miss")
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(parameter):
+            raise CaptureError(f"'{name}' has no shape yet; run the module once first", module=name.rpartition(".")[0])
     for name, module in model.named_modules():
         kinds = {c.__name__ for c in type(module).__mro__}
         for wrapper in _WRAPPERS:
@@ -743,6 +754,33 @@ def _refuse_module(model: torch.nn.Module) -> None:
             raise CaptureError(f"parameter '{name}' has a gradient hook, which a replay would not call")
         if parameter.layout is not torch.strided:
             raise CaptureError(f"parameter '{name}' is no dense tensor")
+
+
+def _refuse_input(place: int, value: torch.Tensor, batch: Sequence[Any]) -> None:
+    if value.layout is not torch.strided:
+        raise CaptureError(f"input {place} is no dense tensor")
+    if not value.requires_grad:
+        return
+    if not value.is_leaf:
+        raise CaptureError(f"input {place} is the result of other operations, which a replay would not run backward; pass it detached")
+    if value._backward_hooks or value._post_accumulate_grad_hooks:
+        raise CaptureError(f"input {place} has a gradient hook, which a replay would not call")
+    if sum(value is other for other in batch) > 1:
+        raise CaptureError(f"input {place} requires a gradient and is given twice; pass it once")
+
+
+def _refuse_shared_writes(tape: Tape, binding: Binding, state: Mapping[str, torch.Tensor], batch: Sequence[Any]) -> None:
+    """Inputs are captured as if each had memory of its own; where one is written, it must."""
+    written = {storage for op in tape.ops if op.phase is not Phase.OPTIMIZER for storage in op.mutates}
+    inputs = {f"input {i}": (t, batch[i]) for i, t in enumerate(binding.inputs) if t is not None}
+    others = {f"'{n}'": (t, state[n]) for n, t in [*binding.parameters.items(), *binding.buffers.items()]}
+    constants = {f"tensor {t}, which the code closes over,": (t, c) for t, c in binding.constants.items()}
+    everything = inputs | others | constants
+    for name, (tensor, value) in inputs.items():
+        for other, (other_tensor, other_value) in everything.items():
+            is_written = {tape.tensors[tensor].storage, tape.tensors[other_tensor].storage} & written
+            if other != name and is_written and _address(value) == _address(other_value):
+                raise CaptureError(f"{name} and {other} share memory that the step writes; pass a clone")
 
 
 def _refuse_loss(loss: Any, targets: Mapping[str, Any]) -> None:
@@ -765,40 +803,14 @@ def _explain(wrong: Exception, recorder: _Recorder) -> CaptureError:
     return CaptureError(reasons.get(kind, f"{kind}: {str(wrong).splitlines()[0] if str(wrong) else 'no message'}"), op=op, module=layer)
 
 
-def _python_state(model: torch.nn.Module) -> dict[str, Any]:
-    """What a forward could change besides tensors: attributes of modules, Python's and numpy's random state."""
-    state: dict[str, Any] = {"Python's random module": random.getstate(), "numpy's random state": _numpy_state()}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"):
-                continue  # the last two follow a recurrent layer's parameters
-            state[f"attribute '{key}' of module '{name}'"] = _fingerprint(value)
-    return state
-
-
-def _numpy_state() -> tuple:
-    kind, keys, *rest = np.random.get_state()
-    return (kind, keys.tobytes(), *rest)
-
-
-def _fingerprint(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str | bytes | torch.dtype):
-        return value
-    if isinstance(value, list | tuple | set | frozenset | dict):
-        return (
-            type(value).__name__,
-            id(value),
-            len(value),
-            tuple(map(_fingerprint, value)) if isinstance(value, tuple | list) and len(value) < 100 else None,
+def _refuse_changes(changes: Sequence[Change]) -> None:
+    """A replay runs no Python: what the step changed there is put back already, and the step refused."""
+    if changes:
+        raise CaptureError(
+            f"the step changes {changes[0].label}: a Python side effect, which a replay would not repeat. It has been put back. "
+            f"If it is made at its first use only, run loss_fn(model, *batch) once before",
+            module=changes[0].module,
         )
-    return (type(value).__name__, id(value))
-
-
-def _refuse_side_effects(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    for name in sorted(set(before) | set(after), key=str):
-        if before.get(name, "absent") != after.get(name, "absent"):
-            module = name.rpartition("of module '")[2].rstrip("'") if "of module" in name else ""
-            raise CaptureError(f"the forward changes {name}: a Python side effect, which a replay would not repeat", module=module)
 
 
 # --- small tools --------------------------------------------------------------------------------------------------------

@@ -60,6 +60,19 @@ def _rebuild_plan_infeasible(state: dict) -> PlanInfeasible:
     return PlanInfeasible(**state)
 
 
+class WrongResult(VramlabError):
+    """A planned step did not compute what eager PyTorch computes. `differing` names what differs."""
+
+    def __init__(self, differing: tuple[str, ...]) -> None:
+        self.differing = tuple(differing)
+        more = f" and {len(self.differing) - 5} more" if len(self.differing) > 5 else ""
+        names = ", ".join(self.differing[:5]) + more
+        super().__init__(f"this step differs from eager PyTorch in {names}; everything is as it was before the call")
+
+    def __reduce__(self):
+        return (type(self), (self.differing,))
+
+
 class Unsupported(VramlabError):
     """A method's `needs` are not met by this tape, or a method does not exist on this device."""
 

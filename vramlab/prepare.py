@@ -34,6 +34,7 @@ class Plan:
     predicted: Metrics
     eager_peak_bytes: int  # simulated: the peak of eager's own order and liveness
     plan_seconds: float
+    budget: Budget
 
 
 def capture_with_costs(
@@ -69,7 +70,7 @@ def plan(
     schedule = planner.plan(tape, profile, limit)
     seconds = time.perf_counter() - started
     checked = check_schedule(tape, schedule, limit)
-    return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds)
+    return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit)
 
 
 def simulated_eager_peak(tape: Tape) -> int:

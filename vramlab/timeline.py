@@ -21,9 +21,25 @@ def executed_trace(checked: CheckedSchedule, executed: Executed, device: str) ->
 
     moved = sum(checked.tape.storages[i.storage].nbytes for i in checked.schedule.instructions if isinstance(i, Offload | Prefetch))
     metrics = Metrics(
-        peak_bytes=checked.peak_bytes, peak_host_bytes=checked.peak_host_bytes, peak_instruction=checked.peak_instruction,
-        step_seconds=float(end[-1] - start[0]), compute_seconds=total(Compute), recompute_seconds=total(Recompute), stall_seconds=total(Wait),
-        moved_bytes=moved, recomputes=executed.recomputes, offloads=executed.offloads, prefetches=executed.prefetches,
+        peak_bytes=checked.peak_bytes,
+        peak_host_bytes=checked.peak_host_bytes,
+        peak_instruction=checked.peak_instruction,
+        step_seconds=float(end[-1] - start[0]),
+        compute_seconds=total(Compute),
+        recompute_seconds=total(Recompute),
+        stall_seconds=total(Wait),
+        moved_bytes=moved,
+        recomputes=executed.recomputes,
+        offloads=executed.offloads,
+        prefetches=executed.prefetches,
     )
-    return Trace(profile=device, is_simulated=False, start_seconds=start - start[0], end_seconds=end - start[0], live_bytes=checked.live_bytes,
-                 inner_peak_bytes=checked.inner_peak_bytes, host_bytes=checked.host_bytes, metrics=metrics)
+    return Trace(
+        profile=device,
+        is_simulated=False,
+        start_seconds=start - start[0],
+        end_seconds=end - start[0],
+        live_bytes=checked.live_bytes,
+        inner_peak_bytes=checked.inner_peak_bytes,
+        host_bytes=checked.host_bytes,
+        metrics=metrics,
+    )

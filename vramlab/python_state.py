@@ -1,0 +1,318 @@
+"""The Python values around a training step: those that it reads beside its tensors, and those that it must not change.
+
+A replay runs no Python. What a step reads there is part of what a capture is valid for; what it changes there would be missed. Both are
+found by reading code objects, never by running them: closure cells, defaults, the globals that the code names, the objects found in these
+and those of their attributes that the code names.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import inspect
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.weak import WeakIdRef
+
+NUMBERS = frozenset({bool, int, float, complex})
+PLAIN = NUMBERS | {type(None), str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
+_HASHED_AS_THEY_ARE = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type})
+_CONTAINERS = (dict, list, set, collections.deque)
+_LONG = 100  # what holds more elements is data, and is told from another by identity
+_DEEP = 4
+_LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchvision"}  # their code holds no values of the user's
+_CALLED_UNNAMED = frozenset({"__init__", "__call__", "forward", "backward", "setup_context"})
+_FOLLOWS_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})  # of a recurrent layer
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place that code reads by name: an entry of a dict, an element of a tuple, or an attribute."""
+
+    label: str
+    holder: Any = field(repr=False)
+    key: Any
+
+    def read(self) -> Any:
+        """The value there now, None where there is none."""
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.key)
+        if isinstance(self.holder, tuple):
+            return self.holder[self.key]
+        try:
+            return getattr(self.holder, self.key)
+        except (AttributeError, ValueError):  # ValueError: a closure cell that is empty
+            return None
+
+    def write(self, value: Any) -> None:
+        """Put a value back."""
+        if isinstance(self.holder, dict):
+            self.holder[self.key] = value
+        else:
+            setattr(self.holder, self.key, value)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Something that a step may write: the attributes of an object, or the contents of a container."""
+
+    label: str
+    module: str  # path of the module that it belongs to, "" for none
+    container: Any = field(repr=False)
+    is_attributes: bool
+
+
+class Scope:
+    """Everything of Python that `loss_fn` and the forwards of `model` may read by name."""
+
+    def __init__(self, model: torch.nn.Module, loss_fn: Callable) -> None:
+        self._inside = {module: name for name, module in model.named_modules()}
+        self._names: set[str] = set()  # attributes that some code names
+        known = -1
+        while known != len(self._names):  # a function found late may name an attribute of an object found early
+            known = len(self._names)
+            self._walk(loss_fn)
+        self.slots = tuple(self._slots.values())
+        self.watched = tuple(self._watched.values())
+        self.modules = tuple(self._outside)  # modules that are no part of the model
+
+    def values(self) -> tuple:
+        """What the slots hold now, hashable."""
+        return tuple([comparable(slot.read()) for slot in self.slots])
+
+    # --- the walk -------------------------------------------------------------------------------------------------------
+    def _walk(self, loss_fn: Callable) -> None:
+        self._slots: dict[tuple, Slot] = {}
+        self._watched: dict[int, Watched] = {}
+        self._outside: list[torch.nn.Module] = []
+        self._seen = {id(module) for module in self._inside}
+        for module, name in self._inside.items():
+            self._visit_module(module, name)
+        self._visit(loss_fn, "loss_fn")
+
+    def _visit(self, value: Any, label: str) -> None:
+        kind = type(value)
+        if kind in PLAIN or isinstance(value, torch.Tensor) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            for name, module in value.named_modules(memo={*self._inside, *self._outside}):
+                self._outside.append(module)
+                self._visit_module(module, name)
+        elif isinstance(value, types.MethodType):
+            self._visit(value.__self__, label)
+            self._visit(value.__func__, label)
+        elif isinstance(value, types.FunctionType):
+            if not _is_library(value.__module__):
+                self._visit_function(value, "loss_fn" if label == "loss_fn" else value.__qualname__)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._visit(part, label)
+        elif isinstance(value, (tuple, *_CONTAINERS)):
+            self._visit_container(value, label)
+        elif isinstance(value, types.ModuleType):
+            if not _is_library(value.__name__):
+                self._add_named(value, vars(value), f"module {value.__name__}")
+        elif isinstance(value, type):
+            if not _is_library(value.__module__):
+                self._visit_class(value)
+        elif not _is_library(kind.__module__) or kind.__module__.startswith("torch."):
+            self._visit_object(value)
+
+    def _visit_function(self, function: types.FunctionType, label: str) -> None:
+        globals_named, attributes = _names_in(function.__code__)
+        self._names |= attributes
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            self._add(Slot(f"variable '{name}' of {label}", cell, "cell_contents"))
+        for name in sorted(globals_named & function.__globals__.keys()):
+            self._add(Slot(f"global '{name}'", function.__globals__, name))
+        for place in range(len(function.__defaults__ or ())):
+            self._add(Slot(f"a default of {label}", function.__defaults__, place))
+        for name in function.__kwdefaults__ or ():
+            self._add(Slot(f"default '{name}' of {label}", function.__kwdefaults__, name))
+
+    def _visit_container(self, container: Any, label: str, module: str = "") -> None:
+        if isinstance(container, _CONTAINERS):
+            self._watched[id(container)] = Watched(f"the contents of {label}", module, container, False)
+        if len(container) <= _LONG:
+            for element in list(container.values()) if isinstance(container, dict) else list(container):
+                self._visit(element, label)
+
+    def _visit_object(self, value: Any) -> None:
+        label = f"a {type(value).__name__}"
+        if hasattr(value, "__dict__"):
+            self._watched[id(vars(value))] = Watched(label, "", vars(value), True)
+            self._add_named(value, vars(value), label)
+        self._add_named(value, getattr(type(value), "__slots__", ()), label)
+        self._visit_class(type(value))
+
+    def _visit_module(self, module: torch.nn.Module, path: str) -> None:
+        self._watched[id(vars(module))] = Watched(f"module '{path}'", path, vars(module), True)
+        for name, value in vars(module).items():
+            label = f"attribute '{name}' of module '{path}'"
+            if isinstance(value, _CONTAINERS) and name not in _FOLLOWS_PARAMETERS:
+                self._visit_container(value, label, path)
+            elif not isinstance(value, _CONTAINERS):
+                self._visit(value, label)
+        if not _is_library(type(module).__module__):
+            self._visit_class(type(module))
+
+    def _visit_class(self, kind: type) -> None:
+        """Attributes and methods that some code names; of a library's class only the methods."""
+        is_library = _is_library(kind.__module__)
+        if not is_library:
+            self._add_named(kind, vars(kind), f"class {kind.__name__}")
+        for name in sorted(self._names | _CALLED_UNNAMED):
+            found = inspect.getattr_static(kind, name, None)
+            found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
+            if isinstance(found, types.FunctionType) and id(found) not in self._seen and (is_library or not _is_library(found.__module__)):
+                self._seen.add(id(found))
+                self._visit_function(found, f"{kind.__name__}.{name}")
+
+    def _add_named(self, owner: Any, entries: Iterable[str], label: str) -> None:
+        """Those of an owner's attributes that some code names."""
+        for name in sorted(self._names.intersection(entries)):
+            self._add(Slot(f"attribute '{name}' of {label}", entries if isinstance(entries, dict) else owner, name))
+
+    def _add(self, slot: Slot) -> None:
+        self._slots[id(slot.holder), slot.key] = slot
+        self._visit(slot.read(), slot.label)
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """(globals, attributes) that a code object and those inside it name."""
+    globals_named, attributes = set(), set()
+    for instruction in dis.get_instructions(code):
+        if "GLOBAL" in instruction.opname:
+            globals_named.add(instruction.argval)
+        elif "ATTR" in instruction.opname or "METHOD" in instruction.opname:
+            attributes.add(instruction.argval)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            more_globals, more_attributes = _names_in(inner)
+            globals_named |= more_globals
+            attributes |= more_attributes
+    return frozenset(globals_named), frozenset(attributes)
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------------
+class _Same:
+    """Equal to itself alone; what it holds stays alive, so that no other object gets its address."""
+
+    __slots__ = ("it",)
+
+    def __init__(self, it: Any) -> None:
+        self.it = it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.it is other.it
+
+
+def comparable(value: Any, depth: int = 0) -> Any:
+    """A hashable stand-in: numbers (with their type) and texts by value, small containers by content, all else by identity."""
+    kind = type(value)
+    if kind in NUMBERS:
+        return kind, value
+    if kind in PLAIN or kind in _HASHED_AS_THEY_ARE:
+        return value
+    if isinstance(value, torch.Tensor):
+        return WeakIdRef(value)
+    if isinstance(value, (tuple, frozenset, *_CONTAINERS)) and len(value) <= _LONG and depth < _DEEP:
+        elements = [comparable(e, depth + 1) for e in (value.items() if isinstance(value, dict) else value)]
+        return kind, frozenset(elements) if isinstance(value, set | frozenset) else tuple(elements)
+    return _Same(value), len(value) if isinstance(value, _CONTAINERS) else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """One object, or plain values that are equal."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return type(one) in PLAIN and one == other
+
+
+# --- what a step changes ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Change:
+    """One value that a step changed: what it is, and the module that it belongs to ("" for none)."""
+
+    label: str
+    module: str
+
+
+class Guard:
+    """Remembers what Python holds when it is made. `undo` puts all of it back and says what had changed."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._slots = [(slot, slot.read()) for slot in scope.slots if not isinstance(slot.holder, tuple)]
+        self._watched = [(watched, _copy(watched.container)) for watched in scope.watched]
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def undo(self) -> list[Change]:
+        """All that differs from before."""
+        return [*self._undo_watched(), *self._undo_slots(), *self._undo_random()]
+
+    def _undo_watched(self) -> Iterator[Change]:
+        for watched, before in self._watched:
+            changed = list(_changed(watched.container, before))
+            if changed:
+                _put_back(watched.container, before)
+            for key in changed:
+                yield Change(f"attribute '{key}' of {watched.label}" if watched.is_attributes else watched.label, watched.module)
+
+    def _undo_slots(self) -> Iterator[Change]:
+        for slot, before in self._slots:
+            if not _is_same(before, slot.read()):
+                slot.write(before)
+                yield Change(slot.label, "")
+
+    def _undo_random(self) -> Iterator[Change]:
+        if random.getstate() != self._python:
+            random.setstate(self._python)
+            yield Change("the state of Python's random module", "")
+        if not all(np.array_equal(now, before) for now, before in zip(np.random.get_state(), self._numpy)):
+            np.random.set_state(self._numpy)
+            yield Change("numpy's random state", "")
+
+
+def _copy(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else set(container) if isinstance(container, set) else list(container)
+
+
+def _changed(container: Any, before: Any) -> Iterator[Any]:
+    """The keys of a dict whose values changed; of another container one None when anything did."""
+    if isinstance(container, dict):
+        absent = object()
+        keys = [k for k in dict.fromkeys([*before, *container]) if k not in _FOLLOWS_PARAMETERS]
+        yield from (k for k in keys if not _is_same(before.get(k, absent), container.get(k, absent)))
+    elif isinstance(container, set):
+        yield from [None] * (container != before)
+    elif len(container) != len(before) or not all(map(_is_same, container, before)):
+        yield None
+
+
+def _put_back(container: Any, before: Any) -> None:
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(before)
+    else:
+        container.extend(before)
