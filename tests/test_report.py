@@ -15,7 +15,7 @@ from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured
 
 from vramlab.record import Outcome, Truth
 from vramlab.report import drawing, render
-from vramlab.report.figures import Looks, load_telemetry, overhead_figures, peak_figures, telemetry_figures, training_figures
+from vramlab.report.figures import Looks, budget_figures, load_telemetry, telemetry_figures, training_figures
 from vramlab.report.words import bytes_in_words, interval_in_words, is_distinguishable, seconds_in_words
 from vramlab.runs import load_run
 
@@ -287,7 +287,7 @@ def draw_all(tmp_path, drawn):
     write_telemetry(folder / "cells" / full_grid()[0].cell_id / "telemetry.csv.gz", [(0.1 * i, (500 + i) * MIB) for i in range(50)])
     run = load_run(folder)
     looks = Looks(run)
-    sets = [peak_figures(run, looks), overhead_figures(run, looks), training_figures(run, looks),
+    sets = [budget_figures(run, looks), training_figures(run, looks),
             telemetry_figures(run, load_telemetry(run)[0])]
     return run, sets, dict(drawn)
 
@@ -348,8 +348,8 @@ def test_svgs_hold_no_stand_in_colour_and_unique_ids(tmp_path, drawn):
 def test_more_groups_than_panels_are_said(tmp_path):
     records = [measured_step("delta", 500, budget="60%", config={"batch_size": b}) for b in range(1, 16)]
     run = load_run(write_run(tmp_path / "run", records))
-    found = peak_figures(run, Looks(run))
-    assert len(found.panels) == 12 and "12 panels of 15 groups" in found.note
+    found = budget_figures(run, Looks(run))
+    assert len(found.panels) == 12 and "12 panels are drawn, of 15 groups" in found.note
 
 
 # ------------------------------------------------------------------------------------------------------- words

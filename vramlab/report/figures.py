@@ -13,13 +13,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from vramlab.record import Outcome, RunRecord
 from vramlab.report.drawing import MARKERS, MUTED, PAPER, SERIES, Panel, finish, panel_axes, plain_label
-from vramlab.report.words import MIB, count_of, counts, is_simulated_target, target_in_words
+from vramlab.report.words import MIB, count_of, counts, is_simulated_target, join_words, target_in_words
 from vramlab.runs import TELEMETRY_FILE, Run
 from vramlab.telemetry import Telemetry, read_telemetry
 
 MAX_PANELS = 12
 MAX_POINTS = 600  # of a time series, each the largest value of its span
-RATIO_TICKS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+RATIO_TICKS = (  # for spans from low to high of at most so many times
+    (1.6, (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)),
+    (4.0, (0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0)),
+    (float("inf"), (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +72,16 @@ def step_groups(run: Run) -> dict[tuple[str, Any, str], list[RunRecord]]:
     return dict(groups)
 
 
-def peak_figures(run: Run, looks: Looks) -> FigureSet:
-    """Peak against budget, with the line on which both are equal: below it a budget was kept."""
-    return _per_group(run, lambda index, key, group: _peak_panel(run, looks, f"peak{index}", key, group))
-
-
-def overhead_figures(run: Run, looks: Looks) -> FigureSet:
-    """Step time against eager's over the budget as a share of eager's peak."""
-    return _per_group(run, lambda index, key, group: _overhead_panel(run, looks, f"time{index}", key, group))
-
-
-def _per_group(run: Run, draw: Any) -> FigureSet:
+def budget_figures(run: Run, looks: Looks) -> FigureSet:
+    """For each model, batch and target: peak against budget, with the line on which both are equal, and step time against
+    eager's over the budget as a share of eager's peak."""
     panels, groups = [], step_groups(run)
     for index, (key, group) in enumerate(groups.items()):
-        if len(panels) == MAX_PANELS:
-            return FigureSet(panels=tuple(panels), note=f"{MAX_PANELS} panels of {count_of(len(groups), 'group')} of cells are drawn; "
-                                                        "the table holds all.")
-        if panel := draw(index, key, group):
-            panels.append(panel)
+        if len(panels) >= MAX_PANELS:
+            return FigureSet(panels=tuple(panels), note=f"{MAX_PANELS} panels are drawn, of {count_of(len(groups), 'group')} of cells; "
+                                                        "the tables hold all.")
+        drawn = (_peak_panel(run, looks, f"peak{index}", key, group), _overhead_panel(run, looks, f"time{index}", key, group))
+        panels += [panel for panel in drawn if panel]
     return FigureSet(panels=tuple(panels))
 
 
@@ -103,8 +99,9 @@ def _peak_panel(run: Run, looks: Looks, name: str, key: tuple[str, Any, str], gr
     top = 1.08 * max([v for p in points for v in (p.x, p.y)] + [r.budget_bytes / MIB for r in budgeted] + list(references.values()))
     with panel_axes(title) as (figure, axes):
         axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1.0, label="peak = budget")
-        for style, (method, peak) in zip((":", "-.", (0, (1, 3))), references.items()):
-            axes.axhline(peak, color=MUTED, linestyle=style, linewidth=1.2, label=f"{plain_label(method)}, no budget")
+        for style, peak in zip((":", "-.", (0, (1, 3))), dict.fromkeys(references.values())):
+            names = join_words(plain_label(method) for method, value in references.items() if value == peak)
+            axes.axhline(peak, color=MUTED, linestyle=style, linewidth=1.2, label=f"{names}, no budget")
         _draw_points(axes, looks, points)
         _draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / MIB) for r in budgeted if _is_infeasible(r)])
         axes.set(xlim=(0, top), ylim=(0, top), xlabel="budget (MiB)", ylabel="peak (MiB)")
@@ -170,7 +167,8 @@ def _scale_ratios(axes: Axes, points: Sequence[_Point], drifts: Sequence[Mapping
     low, high = min(values) / 1.12, max(values) * 1.08
     axes.set_yscale("log")
     axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(FixedLocator([t for t in RATIO_TICKS if low <= t <= high]))
+    ticks = next(ticks for span, ticks in RATIO_TICKS if high / low <= span)
+    axes.yaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
 

@@ -16,7 +16,7 @@ from vramlab.report.checklists import AnsweredChecklist, answer_all, load_checkl
 from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
-from vramlab.report.figures import FigureSet, Looks, load_telemetry, overhead_figures, peak_figures, telemetry_figures, training_figures
+from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, telemetry_figures, training_figures
 from vramlab.report.summary import summarise
 from vramlab.report.tables import measured_table, search_table, simulated_table, training_table
 from vramlab.report.words import DASH, NBSP, bytes_in_words, count_of, join_words, span_in_words
@@ -47,7 +47,7 @@ def page(run: Run, library: Library) -> str:
                         papers=_papers(run, library))
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence)
     looks = Looks(run)
-    figures = {"overhead": overhead_figures(run, looks), "peak": peak_figures(run, looks), "training": training_figures(run, looks),
+    figures = {"budget": budget_figures(run, looks), "training": training_figures(run, looks),
                "telemetry": telemetry_figures(run, telemetry)}
     reports = built_in_collection() / "reports"
     return _environment(reports).get_template("report.html.j2").render(

@@ -35,13 +35,19 @@ class Row:
 
 @dataclass
 class Table:
-    """Columns in groups, rows and the notes under them."""
+    """Columns in groups, rows and the notes under them. The first column, the experiment, is shown where there are several."""
 
     id: str
     title: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]  # (heading over the columns, their headings)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def only_experiment(self) -> str:
+        """The experiment that all rows belong to; "" when they belong to several."""
+        names = {row.values[0].text for row in self.rows}
+        return names.pop() if len(names) == 1 else ""
 
     def note(self, text: str) -> int:
         """Number of the note with this text, from 1."""
