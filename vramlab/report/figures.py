@@ -99,14 +99,25 @@ def _peak_panel(run: Run, looks: Looks, name: str, key: tuple[str, Any, str], gr
     top = 1.08 * max([v for p in points for v in (p.x, p.y)] + [r.budget_bytes / MIB for r in budgeted] + list(references.values()))
     with panel_axes(title) as (figure, axes):
         axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1.0, label="peak = budget")
-        for style, peak in zip((":", "-.", (0, (1, 3))), dict.fromkeys(references.values())):
-            names = join_words(plain_label(method) for method, value in references.items() if value == peak)
-            axes.axhline(peak, color=MUTED, linestyle=style, linewidth=1.2, label=f"{names}, no budget")
+        for style, (peak, names) in zip((":", "-.", (0, (1, 3))), _merge_close(references)):
+            axes.axhline(peak, color=MUTED, linestyle=style, linewidth=1.2, label=f"{join_words(names)}, no budget")
         _draw_points(axes, looks, points)
         _draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / MIB) for r in budgeted if _is_infeasible(r)])
         axes.set(xlim=(0, top), ylim=(0, top), xlabel="budget (MiB)", ylabel="peak (MiB)")
         described = _in_words(points, "MiB budget", "MiB peak")
         return finish(figure, axes, name=name, title=f"Peak against budget: {title}", description=described)
+
+
+def _merge_close(peaks: Mapping[str, float], share: float = 0.005) -> list[tuple[float, list[str]]]:
+    """[(peak, methods)]: peaks that no eye tells apart are one line."""
+    merged: list[tuple[float, list[str]]] = []
+    for method, peak in peaks.items():
+        near = next((names for value, names in merged if abs(value - peak) <= share * value), None)
+        if near is None:
+            merged.append((peak, [plain_label(method)]))
+        else:
+            near.append(plain_label(method))
+    return merged
 
 
 def _reference_peaks(run: Run, group: Sequence[RunRecord]) -> dict[str, float]:
