@@ -135,6 +135,20 @@ def test_evidence_against_is_told(tmp_path, key, good, records, bad):
     assert (answer.value, answer.basis) == (bad, "auto") and answer.evidence
 
 
+def test_a_checkout_that_differs_from_its_commit_cannot_be_repeated(tmp_path):
+    dirty = {**DELTA.environment, "git": {"commit": "f" * 40, "dirty": True, "changes_sha256": "0" * 64}}
+    for key, good, bad in ((("neurips", "N4"), "Yes", "No"), (("sigplan", "S6.1"), "avoided", "present")):
+        assert one(tmp_path / key[0] / "clean", [EAGER, DELTA], key).value == good
+        answer = one(tmp_path / key[0] / "dirty", [EAGER, replace(DELTA, environment=dirty)], key)
+        assert answer.value == bad and "differed from its commit" in answer.justification
+
+
+def test_a_record_that_the_runner_wrote_stands_on_the_runs_environment(tmp_path):
+    crashed = replace(DELTA, outcome=Outcome.CRASHED, environment={})
+    assert one(tmp_path / "a", [EAGER, crashed], ("neurips", "N4")).value == "Yes"
+    assert one(tmp_path / "b", [EAGER, crashed], ("neurips", "N4"), environment={}).basis == "open"
+
+
 def test_another_machine_within_a_comparison_is_unfair(tmp_path):
     moved = replace(DELTA, environment={**DELTA.environment, "cpu": {**DELTA.environment["cpu"], "model": "Another"}})
     answer = one(tmp_path, [EAGER, moved], ("sigplan", "S2.2"))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import yaml
 
 from vramlab.report.evidence import Evidence
-from vramlab.report.rules import DRAFTS, RULES, Answer, Open
+from vramlab.report.facts import Open
+from vramlab.report.rules import DRAFTS, RULES
 
 FILLS = ("auto", "prefill", "person")
 
@@ -106,6 +107,3 @@ def _answer(checklist: Checklist, item: Item, evidence: Evidence) -> Answered:
 
 def _open(item: Item, reason: str, evidence: tuple[str, ...] = ()) -> Answered:
     return Answered(item=item, value="unanswered", basis="open", justification=reason, evidence=evidence)
-
-
-__all__ = ["Answer", "Answered", "AnsweredChecklist", "Checklist", "Item", "Open", "Any", "answer_all", "load_checklists"]

@@ -139,5 +139,6 @@ class Evidence:
 def _software_key(environment: Mapping[str, Any]) -> str:
     software, git = environment.get("software", {}), environment.get("git") or {}
     parts = (software.get("installed_sha256"), software.get("python"), environment.get("cpu", {}).get("model"),
-             [gpu.get("name") for gpu in environment.get("gpus", ())], environment.get("system", {}).get("host_hash"), git.get("commit"))
+             [gpu.get("name") for gpu in environment.get("gpus", ())], environment.get("system", {}).get("host_hash"), git.get("commit"),
+             git.get("changes_sha256"))
     return repr(parts)

@@ -277,9 +277,10 @@ def repeat(e: Evidence) -> Fact:
     """What a repeat needs: config, software, hardware, seed and source of every record."""
     lacking = []
     for record in e.records:
-        software = record.environment.get("software", {})
+        environment = e.run.environment_of(record)
+        software, cpu = environment.get("software", {}), environment.get("cpu", {})
         complete = record.config.get("sources") and software.get("python") and software.get("packages", {}).get("torch")
-        if not complete or not record.environment.get("cpu", {}).get("model") or not record.workflow.get("sha256"):
+        if not complete or not cpu.get("model") or not record.workflow.get("sha256"):
             lacking.append(record)
     if not e.records or lacking:
         return Open(f"{count_of(len(lacking), 'record')} without complete settings, software and hardware" if lacking else "no record")
@@ -351,10 +352,11 @@ def provenance(e: Evidence) -> Fact:
     """Where every record comes from: command, source, time."""
     if not e.records:
         return Open("the run has no record")
-    lacking = [r for r in e.records if not (r.provenance.get("started") and r.provenance.get("method_source_sha256") and r.environment)]
+    needed = ("started", "method_source_sha256")
+    lacking = [r for r in e.records if not all(map(r.provenance.get, needed)) or not e.run.environment_of(r)]
     if lacking:
         return Open(f"{count_of(len(lacking), 'record')} without start time, method source or environment")
-    commits = {(r.environment.get("git") or {}).get("commit") for r in e.records} - {None}
+    commits = {(e.run.environment_of(r).get("git") or {}).get("commit") for r in e.records} - {None}
     git = f"commit {join_words(sorted(c[:10] for c in commits))}" if commits else "not run from a git checkout"
     told = f"each record holds start and end, method source hash and environment; {git}; command: {command(e)}"
     return told, (RUN_LINK, ENVIRONMENT_LINK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -298,8 +299,6 @@ def _reason(found: Mapping[str, Telemetry], column: str) -> str:
 
 def _on_one_clock(run: Run, found: Mapping[str, Telemetry]) -> list[tuple[float, Telemetry]]:
     """(seconds since the first cell's start, telemetry) in order of time."""
-    from datetime import datetime
-
     started = {cell_id: datetime.fromisoformat(t.header["started"]).timestamp() for cell_id, t in found.items() if t.rows}
     first = min(started.values(), default=0.0)
     return sorted(((seconds - first, found[cell_id]) for cell_id, seconds in started.items()), key=lambda part: part[0])

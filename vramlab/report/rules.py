@@ -84,6 +84,18 @@ def exercisable(e: Evidence) -> Answer | Open:
     return Answer("evidence present", f"all {len(e.records)} planned cells ran to a result", (CELLS_LINK,))
 
 
+def repeatable(yes: str, no: str) -> Rule:
+    """What a repeat needs is there, and the code that ran is a commit or a version that can be had again."""
+    def rule(e: Evidence) -> Answer | Open:
+        found = facts.repeat(e)
+        if isinstance(found, Open):
+            return found
+        if any((environment.get("git") or {}).get("dirty") for environment in e.environments):
+            return Answer(no, "the checkout differed from its commit, so the code that ran cannot be had again", (ENVIRONMENT_LINK,))
+        return Answer(yes, found[0], found[1])
+    return rule
+
+
 def statistics_given(e: Evidence) -> tuple[list[str], list[str]] | Open:
     """(timed records with interval and drift, timed records without)."""
     if not e.timed:
@@ -292,7 +304,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("acm-badges", "BV-1"): _NEEDS_OTHERS,
     ("acm-badges", "BV-2"): _NEEDS_OTHERS,
     ("acm-badges", "BV-3"): _NEEDS_OTHERS,
-    ("neurips", "N4"): _says("Yes", facts.repeat),
+    ("neurips", "N4"): repeatable("Yes", "No"),
     ("neurips", "N6"): _says("Yes", facts.settings),
     ("neurips", "N7"): significance("Yes", "No"),
     ("neurips", "N8"): _says("Yes", facts.resources),
@@ -316,7 +328,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("sigplan", "S4.1"): trials,
     ("sigplan", "S4.3"): distribution,
     ("sigplan", "S5.2"): effects,
-    ("sigplan", "S6.1"): _says("avoided", facts.repeat),
+    ("sigplan", "S6.1"): repeatable("avoided", "present"),
     ("sigplan", "S6.3"): parameters,
     ("sigplan", "S7.1"): of_this_report("every cell is a row of the tables, failed and infeasible ones too"),
     ("sigplan", "S7.2"): of_this_report("axes of memory, loss, accuracy and time start at zero"),
