@@ -337,6 +337,49 @@ def test_colours_come_from_the_style_sheet_in_light_dark_and_print():
         assert all(f"{name}:" in part for part in (style[light:dark], style[dark:printed], style[printed:])), name
 
 
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG 2 defines it."""
+    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colours, 1 to 21."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def themes() -> dict[str, dict[str, str]]:
+    style = (ROOT / "reports" / "styles" / "report.css").read_text()
+    starts = {name: style.index(mark) for name, mark in (("light", ":root"), ("dark", "@media (prefers"), ("print", "@media print"))}
+    ends = {"light": starts["dark"], "dark": starts["print"], "print": len(style)}
+    return {name: dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6});", style[starts[name]:ends[name]])) for name in starts}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_text_and_lines_stand_out_from_the_paper(theme):
+    colours = themes()[theme]
+    for name in ("ink", "muted", "link"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5 and contrast(colours[name], colours["shade"]) >= 4.5, name
+    for name in ("good", "open", "bad"):
+        assert contrast(colours[name], colours[f"{name}-shade"]) >= 4.5, name
+    for i in range(1, 9):
+        assert contrast(colours[f"series-{i}"], colours["paper"]) >= 3, i
+
+
+def test_the_first_series_stay_apart_for_colour_blind_eyes():
+    """The first four colours as a viewer with deuteranopia or protanopia sees them (Vienot's matrices): lightness or hue differ."""
+    blind = {"protan": ((0.11238, 0.88762, 0.0), (0.11238, 0.88762, 0.0), (0.00401, -0.00401, 1.0)),
+             "deutan": ((0.29275, 0.70725, 0.0), (0.29275, 0.70725, 0.0), (-0.02234, 0.02234, 1.0))}
+    for theme in ("light", "dark"):
+        seen = [[int(themes()[theme][f"series-{i}"][k:k + 2], 16) / 255 for k in (1, 3, 5)] for i in range(1, 5)]
+        for matrix in blind.values():
+            as_seen = [[sum(m * v for m, v in zip(row, colour)) for row in matrix] for colour in seen]
+            distances = [sum((a - b) ** 2 for a, b in zip(x, y)) ** 0.5 for i, x in enumerate(as_seen) for y in as_seen[:i]]
+            assert min(distances) > 0.15
+
+
 def test_svgs_hold_no_stand_in_colour_and_unique_ids(tmp_path, drawn):
     _, sets, _ = draw_all(tmp_path, drawn)
     svgs = [panel.svg for found in sets for panel in found.panels]

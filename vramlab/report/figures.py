@@ -64,39 +64,40 @@ class Looks:
         return MARKERS[(index + index // len(SERIES)) % len(MARKERS)]
 
 
-def step_groups(run: Run) -> dict[tuple[str, Any, str], list[RunRecord]]:
-    """Step cells by (model, batch size, target), in order of the plan."""
-    groups: dict[tuple[str, Any, str], list[RunRecord]] = defaultdict(list)
+def step_groups(run: Run) -> list[list[RunRecord]]:
+    """Step cells that are compared: of equal experiment, model, batch size and target, in order of the plan."""
+    groups: dict[tuple[str, ...], list[RunRecord]] = defaultdict(list)
     for record in run.records:
         if record.kind == "step":
-            groups[(str(record.config.get("model")), record.config.get("batch_size"), str(record.config.get("target")))].append(record)
-    return dict(groups)
+            groups[tuple(str(record.config.get(key)) for key in ("experiment", "model", "batch_size", "target"))].append(record)
+    return list(groups.values())
 
 
 def budget_figures(run: Run, looks: Looks) -> FigureSet:
     """For each model, batch and target: peak against budget, with the line on which both are equal, and step time against
     eager's over the budget as a share of eager's peak."""
     panels, groups = [], step_groups(run)
-    for index, (key, group) in enumerate(groups.items()):
+    for index, group in enumerate(groups):
         if len(panels) >= MAX_PANELS:
             return FigureSet(panels=tuple(panels), note=f"{MAX_PANELS} panels are drawn, of {count_of(len(groups), 'group')} of cells; "
                                                         "the tables hold all.")
-        drawn = (_peak_panel(run, looks, f"peak{index}", key, group), _overhead_panel(run, looks, f"time{index}", key, group))
+        drawn = (_peak_panel(run, looks, f"peak{index}", group), _overhead_panel(run, looks, f"time{index}", group))
         panels += [panel for panel in drawn if panel]
     return FigureSet(panels=tuple(panels))
 
 
-def _title(key: tuple[str, Any, str], group: Sequence[RunRecord], run: Run) -> str:
-    model, batch_size, _ = key
-    return f"{model}, batch {batch_size}, {target_in_words(group[0].config, run.environment_of(group[0]))}"
+def where_in_words(run: Run, record: RunRecord) -> str:
+    """`resnet50, batch 16, simulated v100-32gb`."""
+    hardware = target_in_words(record.config, run.environment_of(record))
+    return f"{record.config.get('model')}, batch {record.config.get('batch_size')}, {hardware}"
 
 
-def _peak_panel(run: Run, looks: Looks, name: str, key: tuple[str, Any, str], group: Sequence[RunRecord]) -> Panel | None:
+def _peak_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -> Panel | None:
     budgeted = [r for r in group if r.budget_bytes]
     points = [p for r in budgeted if counts(r) for p in _peak_points(run, r)]
     if not points:
         return None
-    title, references = _title(key, group, run), _reference_peaks(run, group)
+    title, references = where_in_words(run, group[0]), _reference_peaks(run, group)
     top = 1.08 * max([v for p in points for v in (p.x, p.y)] + [r.budget_bytes / MIB for r in budgeted] + list(references.values()))
     with panel_axes(title) as (figure, axes):
         axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1.0, label="peak = budget")
@@ -142,12 +143,12 @@ def _peak_points(run: Run, record: RunRecord) -> Iterable[_Point]:
         yield _Point(method=method, x=x, y=predicted / MIB, is_simulated=True)
 
 
-def _overhead_panel(run: Run, looks: Looks, name: str, key: tuple[str, Any, str], group: Sequence[RunRecord]) -> Panel | None:
+def _overhead_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -> Panel | None:
     budgeted = [r for r in group if r.budget_bytes and r.eager_peak_bytes]
     points = [p for r in budgeted if counts(r) for p in _overhead_points(run, r)]
     if not points:
         return None
-    title = _title(key, group, run)
+    title = where_in_words(run, group[0])
     drifts = [r.measured["drift"] for r in group if (r.measured.get("drift") or {}).get("low") is not None]
     with panel_axes(title) as (figure, axes):
         if drifts:

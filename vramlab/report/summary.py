@@ -8,7 +8,7 @@ from typing import Any, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth, Verdict
 from vramlab.report.claims import ClaimResult, is_sound
-from vramlab.report.figures import peak_of, step_groups
+from vramlab.report.figures import peak_of, step_groups, where_in_words
 from vramlab.report.tables import why_void
 from vramlab.report.words import (
     budget_in_words, bytes_in_words, count_of, counts, interval_in_words, is_simulated_target, join_words, seconds_in_words, significant,
@@ -99,7 +99,7 @@ def _answer(claims: Sequence[ClaimResult]) -> str:
 
 def _best(run: Run) -> list[Best]:
     found = []
-    for group in step_groups(run).values():
+    for group in step_groups(run):
         kept = [r for r in group if r.config.get("budget") is not None and is_sound(r) and _time(r)]
         for budget in dict.fromkeys(budget_in_words(r.config) for r in kept):
             found.append(_best_of(run, [r for r in kept if budget_in_words(r.config) == budget]))
@@ -118,15 +118,13 @@ def _time(record: RunRecord) -> tuple[float, float, float] | None:
 
 def _best_of(run: Run, records: Sequence[RunRecord]) -> Best:
     best = min(records, key=lambda r: _time(r)[0])
-    model, batch = best.config.get("model"), best.config.get("batch_size")
     rivals = [run.label(r) for r in records if r is not best and _time(r)[1] <= _time(best)[2]]
     is_simulated = is_simulated_target(best.config)
     time = f"{significant(_time(best)[0], 3)}" if is_simulated else interval_in_words(best.measured["ratio"])
     peak = peak_of(best)
     share = f", {100 * peak / best.eager_peak_bytes:.1f} % of eager's" if best.eager_peak_bytes and peak else ""
-    where = f"{model}, batch {batch}, {target_in_words(best.config, run.environment_of(best))}"
-    return Best(where=where, budget=budget_in_words(best.config), method=run.label(best), peak=f"{bytes_in_words(peak)}{share}", time=time,
-                is_simulated=is_simulated, rivals=join_words(rivals))
+    return Best(where=where_in_words(run, best), budget=budget_in_words(best.config), method=run.label(best),
+                peak=f"{bytes_in_words(peak)}{share}", time=time, is_simulated=is_simulated, rivals=join_words(rivals))
 
 
 def _invalid(run: Run) -> list[Invalid]:
