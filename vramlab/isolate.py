@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any
 
-from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, Unsupported
+from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, ScheduleError, Unsupported
 from vramlab.record import Outcome
 
 _CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
@@ -33,6 +33,7 @@ _REFUSALS = (
     (Unsupported, Outcome.UNSUPPORTED, "needs"),
     (CaptureError, Outcome.UNSUPPORTED, "capture"),
     (EnvironmentUnable, Outcome.UNSUPPORTED, "environment"),
+    (ScheduleError, Outcome.WRONG, "illegal_schedule"),
 )
 
 

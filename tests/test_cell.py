@@ -1,0 +1,181 @@
+"""Cells from spec to record, in real processes on a small network, and what becomes of those that go wrong."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from vramlab.cell import run_cell
+from vramlab.collection import Library, built_in_collection
+from vramlab.device import load_profile
+from vramlab.measure import bisect_largest
+from vramlab.record import Outcome, RunRecord, Truth, hash_config
+from vramlab.schedule import Schedule
+from vramlab.tape import Tape
+from vramlab.workflow import Host, single_cell
+
+SMALL = {
+    "model": {"name": "resnet8-digits", "image_size": 16, "width": 8},
+    "batch_sizes": [16],
+    "targets": ["cpu"],
+    "measure": {"warmup": 1, "steps": 2, "timeout_seconds": 120},
+}
+
+
+def make_spec(run_dir: Path, roots: list[Path] | None = None, **settings) -> dict:
+    library = Library(roots or [built_in_collection()])
+    (cell,) = single_cell(library, {**SMALL, **settings}, (), Host()).cells
+    return {"config": cell.config, "workflow": {"name": "test"}, "collections": [str(r) for r in library.roots], "run_dir": str(run_dir)}
+
+
+def run(tmp_path: Path, **settings) -> RunRecord:
+    """The record, after a trip through JSON."""
+    folder = tmp_path / "cell"
+    folder.mkdir(exist_ok=True)
+    record = run_cell(make_spec(tmp_path, **settings), folder)
+    record.save(folder / "record.json")
+    return RunRecord.load(folder / "record.json")
+
+
+def test_a_measured_cell_is_exact_within_its_budget_and_as_predicted(tmp_path):
+    record = run(tmp_path, methods=["delta"], budgets=["80%"])
+    assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
+    assert record.truth_detail["steps"] == 3
+    assert record.budget_bytes == int(0.8 * record.eager_peak_bytes) and record.eager_peak_is_simulated is False
+    assert 0 < record.measured["peak_bytes"] <= record.budget_bytes and record.measured["over_budget_bytes"] == 0
+    assert abs(record.measured["prediction_error_bytes"]) <= max(0.005 * record.measured["peak_bytes"], 2**20)
+    assert len(record.measured["step_seconds"]) == len(record.measured["baseline_step_seconds"]) == 2
+    assert record.missing["measured.nvml_peak_bytes"].startswith("no NVIDIA GPU")
+    assert record.cell_id == hash_config(record.config)
+    for name, digest in record.files.items():
+        assert hashlib.sha256((tmp_path / "cell" / name).read_bytes()).hexdigest() == digest
+    tape, schedule = Tape.load(tmp_path / "cell" / "tape.json.gz"), Schedule.load(tmp_path / "cell" / "schedule.json.gz")
+    assert schedule.tape_digest == tape.digest == record.provenance["tape_digest"]
+    assert schedule.digest == record.provenance["schedule_digest"]
+    assert gzip.decompress((tmp_path / "cell" / "telemetry.csv.gz").read_bytes()).startswith(b"# {")
+
+
+def test_an_unreachable_budget_is_an_outcome_with_the_smallest_that_can_be_reached(tmp_path):
+    record = run(tmp_path, methods=["delta"], budgets=["2%"])
+    assert record.outcome is Outcome.PLAN_INFEASIBLE and record.truth is Truth.NOT_RUN
+    smallest = record.predicted["infeasible"]["smallest_bytes"]
+    assert smallest > record.budget_bytes and str(f"{smallest:,}") in record.message
+    assert record.measured["peak_bytes"] is None and "smallest" in record.missing["measured.peak_bytes"]
+
+
+def test_a_simulated_cell_measures_nothing_and_says_so(tmp_path):
+    record = run(tmp_path, methods=["checkpoint"], budgets=["80%"], targets=["sim:v100-32gb"])
+    assert record.outcome is Outcome.OK and record.truth is Truth.NOT_RUN
+    assert record.predicted["profile"] == "v100-32gb" and record.eager_peak_is_simulated is True
+    assert record.missing["measured"] == "a simulated target: nothing runs there"
+    assert 0 <= record.predicted["swap_vs_recompute"]["share"] <= 1
+
+
+def test_training_under_a_plan_equals_eager_at_every_step(tmp_path):
+    record = run(
+        tmp_path,
+        methods=["delta"],
+        budgets=["70%"],
+        data="digits",
+        training={"steps": 6, "eval_every": 3},
+        experiments=[{"name": "t", "kind": "train"}],
+    )
+    assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
+    assert record.training["loss"] == record.training["eager_loss"] and len(record.training["loss"]) == 6
+    assert [step for step, _ in record.training["accuracy"]] == [3, 6]
+
+
+def test_the_largest_simulated_batch_is_at_the_edge(tmp_path):
+    record = run(
+        tmp_path,
+        methods=["eager"],
+        targets=["sim:k40c"],
+        experiments=[{"name": "b", "kind": "max_batch", "search": {"low": 1024, "high": 2**20}}],
+    )
+    assert record.outcome is Outcome.OK
+    trials = {t["batch_size"]: t for t in record.search["trials"]}
+    largest = record.search["largest"]
+    assert trials[largest]["fits"] and not trials[largest + 1]["fits"]
+    assert trials[largest]["peak_bytes"] <= load_profile("k40c").memory_bytes < trials[largest + 1]["peak_bytes"]
+
+
+BROKEN = """
+from dataclasses import replace
+from vramlab.liveness import replay_schedule
+from vramlab.schedule import Compute, Recompute
+
+
+class Broken:
+    def plan(self, tape, device, budget):
+        schedule = replay_schedule(tape, "broken")
+        {damage}
+
+
+def build():
+    return Broken()
+"""
+CARD = """
+uid: 0123456789abcdef
+version: 1
+kind: planner
+title: A broken method
+decides: Nothing good.
+paper: null
+takes_budget: {takes_budget}
+fidelity: none
+"""
+
+
+@pytest.mark.parametrize(
+    "damage, takes_budget, budgets, word",
+    [
+        ("return replace(schedule, instructions=schedule.instructions[:-1])", "false", None, "op-not-computed"),
+        ("return schedule", "true", ["50%"], "device-budget"),
+        ("raise RuntimeError('lost')", "false", None, "lost"),
+    ],
+)
+def test_a_method_that_breaks_the_rules_is_recorded_as_wrong(tmp_path, damage, takes_budget, budgets, word):
+    folder = tmp_path / "mine" / "methods" / "broken"
+    folder.mkdir(parents=True)
+    (folder / "method.py").write_text(BROKEN.format(damage=damage))
+    (folder / "card.yaml").write_text(CARD.format(takes_budget=takes_budget))
+    settings = {"methods": ["broken"], "roots": [built_in_collection(), tmp_path / "mine"]} | ({"budgets": budgets} if budgets else {})
+    record = run(tmp_path, **settings)
+    assert record.outcome is (Outcome.CRASHED if word == "lost" else Outcome.WRONG) and word in record.message
+    assert record.truth is Truth.NOT_RUN and record.measured["peak_bytes"] is None
+
+
+def test_a_schedule_changed_after_planning_is_found(tmp_path):
+    """Negative control of the chain: the peak's process takes the schedule from disk and proves it again."""
+    folder = tmp_path / "cell"
+    folder.mkdir()
+    spec = make_spec(tmp_path, methods=["replay"])
+    from vramlab.isolate import Call, run_isolated
+
+    assert run_isolated(Call(function="vramlab.measure.make_plan", args=(spec, str(folder), None))).outcome is Outcome.OK
+    path = folder / "schedule.json.gz"
+    body = json.loads(gzip.decompress(path.read_bytes()))
+    body["instructions"] = [i for i in body["instructions"] if i[0] != "free"][:-1]
+    path.write_bytes(gzip.compress(json.dumps(body).encode()))
+    result = run_isolated(Call(function="vramlab.measure.measure_peak_of", args=(spec, str(folder))))
+    assert result.outcome is Outcome.WRONG and result.reason == "illegal_schedule"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8, 9, 63, 64, 100])
+def test_bisection_finds_a_known_limit_exactly(limit):
+    tried = []
+
+    def fits(n):
+        tried.append(n)
+        return n <= limit
+
+    assert bisect_largest(fits, 1, 100) == limit
+    assert len(tried) == len(set(tried)) and (limit == 100 or limit + 1 in tried)
+
+
+def test_bisection_where_nothing_fits():
+    assert bisect_largest(lambda n: False, 4, 100) is None
