@@ -158,13 +158,13 @@ def write_run(folder: Path, records: Sequence[RunRecord], *, claims: Sequence[Ma
     return folder
 
 
-def write_telemetry(path: Path, rows: Sequence[tuple[float, int]], *, missing: Mapping[str, str] | None = None) -> None:
+def write_telemetry(path: Path, rows: Sequence[tuple[float, int]], *, started: str = "2026-01-02T03:04:05.000+00:00") -> None:
     """A telemetry file with (seconds, resident bytes) rows on a machine without a GPU."""
     from vramlab.nvml import GPU_COLUMNS
     from vramlab.telemetry import COLUMNS
 
-    reasons = dict(missing if missing is not None else dict.fromkeys(GPU_COLUMNS, "the cell ran on no GPU"))
-    header = {"format": 1, "started": "2026-01-02T03:04:05.000+00:00", "period_seconds": 0.1, "gpu": None, "missing": reasons}
+    reasons = dict.fromkeys(GPU_COLUMNS, "the cell ran on no GPU")
+    header = {"format": 1, "started": started, "period_seconds": 0.1, "gpu": None, "missing": reasons}
     lines = [f"# {json.dumps(header)}", ",".join(COLUMNS)]
     for seconds, rss in rows:
         values = {"t_seconds": f"{seconds:.3f}", "rss_bytes": str(rss), "cpu_percent": "98.500", "read_bytes": "0", "written_bytes": "0"}

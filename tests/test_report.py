@@ -288,7 +288,7 @@ def draw_all(tmp_path, drawn):
     run = load_run(folder)
     looks = Looks(run)
     sets = [budget_figures(run, looks), training_figures(run, looks),
-            telemetry_figures(run, load_telemetry(run)[0])]
+            telemetry_figures(load_telemetry(run)[0])]
     return run, sets, dict(drawn)
 
 
@@ -315,6 +315,22 @@ def test_points_are_the_records(tmp_path, drawn):
     assert [(round(x, 4), y) for x, y in overhead["delta"]] == [(40, 1.6), (50, 1.5), (60, 1.4), (80, 1.2)]
     simulated = {line.get_label(): line for line in axes["time1"].lines}
     assert "delta" not in simulated and simulated["delta, simulated"].get_markerfacecolor() == drawing.PAPER
+
+
+def test_telemetry_of_cells_days_apart_lies_end_to_end_and_keeps_its_peaks(tmp_path, drawn):
+    records = full_grid()[:2]
+    folder = write_run(tmp_path / "run", records)
+    for day, record in enumerate(records, 1):
+        rows = [(0.1 * i, (700 if i == 333 else 500) * day * MIB) for i in range(1000)]
+        write_telemetry(folder / "cells" / record.cell_id / "telemetry.csv.gz", rows, started=f"2026-01-0{3 - day}T00:00:00.000+00:00")
+    found = telemetry_figures(load_telemetry(load_run(folder))[0])
+    axes = dict(drawn)["telemetry-memory"]
+    (line,) = axes.lines
+    values = [float(v) for v in line.get_ydata() if v == v]
+    assert axes.get_xlim()[1] == pytest.approx(199.8) and len(values) <= 602
+    assert values[0] == 1000 and values[-1] == 500  # the second cell ran first
+    assert max(values[:300]) == 1400 and max(values[302:]) == 700  # one sample each, kept by thinning
+    assert "power_watts (the cell ran on no GPU)" in found.note
 
 
 def test_a_wrong_cell_is_not_drawn(tmp_path, drawn):

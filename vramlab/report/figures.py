@@ -266,9 +266,9 @@ TELEMETRY_PANELS = (
 )
 
 
-def telemetry_figures(run: Run, found: Mapping[str, Telemetry]) -> FigureSet:
-    """Memory, use, power and temperature over the run's time; columns without a value are not drawn but listed."""
-    parts = _on_one_clock(run, found)
+def telemetry_figures(found: Mapping[str, Telemetry]) -> FigureSet:
+    """Memory, use, power and temperature over the time that cells ran; columns without a value are not drawn but listed."""
+    parts = _end_to_end(found)
     panels, absent = [], {}
     for name, ylabel, scale, columns in TELEMETRY_PANELS:
         drawn = [(column, label) for column, label in columns if any(v is not None for _, t in parts for v in t.columns[column])]
@@ -298,24 +298,26 @@ def _reason(found: Mapping[str, Telemetry], column: str) -> str:
     return next(filter(None, reasons), "no value in any sample")
 
 
-def _on_one_clock(run: Run, found: Mapping[str, Telemetry]) -> list[tuple[float, Telemetry]]:
-    """(seconds since the first cell's start, telemetry) in order of time."""
-    started = {cell_id: datetime.fromisoformat(t.header["started"]).timestamp() for cell_id, t in found.items() if t.rows}
-    first = min(started.values(), default=0.0)
-    return sorted(((seconds - first, found[cell_id]) for cell_id, seconds in started.items()), key=lambda part: part[0])
+def _end_to_end(found: Mapping[str, Telemetry]) -> list[tuple[float, Telemetry]]:
+    """(seconds of telemetry before it, telemetry) in order of time: a pause between two cells, of days perhaps, takes no room."""
+    parts, offset = [], 0.0
+    for telemetry in sorted((t for t in found.values() if t.rows), key=lambda t: datetime.fromisoformat(t.header["started"])):
+        parts.append((offset, telemetry))
+        offset += telemetry.columns["t_seconds"][-1]
+    return parts
 
 
 def _telemetry_panel(parts: Sequence[tuple[float, Telemetry]], name: str, ylabel: str, scale: float,
                      columns: Sequence[tuple[str, str]]) -> Panel:
     title = f"Telemetry: {ylabel}"
     with panel_axes(title) as (figure, axes):
-        highest = right = 0.0
+        last_offset, last = parts[-1]
+        highest, right = 0.0, last_offset + last.columns["t_seconds"][-1]
         for index, (column, label) in enumerate(columns):
             xs, ys = _joined(parts, column, scale)
             axes.plot(xs, ys, color=SERIES[index], label=label, linewidth=1.1)
             highest = max([highest, *(y for y in ys if y == y)])
-            right = max([right, *xs])
-        axes.set(xlim=(0, right or 1), ylim=(0, 1.08 * highest or 1), xlabel="seconds since the first cell's start", ylabel=ylabel)
+        axes.set(xlim=(0, right or 1), ylim=(0, 1.08 * highest or 1), xlabel="seconds, cells one after another", ylabel=ylabel)
         described = f"{', '.join(label for _, label in columns)}; highest value {highest:.4g}"
         return finish(figure, axes, name=name, title=title, description=described)
 

@@ -48,7 +48,7 @@ def page(run: Run, library: Library) -> str:
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence)
     looks = Looks(run)
     figures = {"budget": budget_figures(run, looks), "training": training_figures(run, looks),
-               "telemetry": telemetry_figures(run, telemetry)}
+               "telemetry": telemetry_figures(telemetry)}
     reports = built_in_collection() / "reports"
     return _environment(reports).get_template("report.html.j2").render(
         run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
