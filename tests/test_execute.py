@@ -19,7 +19,7 @@ from vramlab.errors import CaptureError, ScheduleError, Unsupported
 from vramlab.execute import Executor
 from vramlab.link import PacedLink
 from vramlab.liveness import replay_schedule
-from vramlab.meter import measure_step_peak
+from vramlab.meter import AllocatorMeter, measure_step_peak
 from vramlab.schedule import Compute, Free, FreeHost, Offload, Prefetch, Recompute, Schedule, Wait
 from vramlab.tape import STATE_ROLES, Role, Tape
 
@@ -178,6 +178,39 @@ def _metered(name: str, seed: int | None) -> tuple[int, int]:
 def test_predicted_peak_is_the_meters_peak(name, seed):
     predicted, measured = _metered(name, seed)
     assert abs(predicted - measured) <= max(0.005 * measured, 1024), (predicted, measured)
+
+
+@pytest.mark.parametrize("name, seed", [("conv3d", 0), ("conv-bn-dropout", 1), ("transformer-dropout", 0), ("lstm", 2), ("two-heads", 0)])
+def test_every_instruction_leaves_the_bytes_that_the_checker_says_and_stays_below_its_peak(name, seed, monkeypatch):
+    """Also: what a recompute makes beside what it is run for is dropped, and stays on the host where it lies there."""
+    from vramlab import execute
+
+    make, loss_fn, batch = STEPS[name]
+    tape = measure_costs(capture(make(), loss_fn, batch).tape, "cpu")
+    checked = plan_at_random(tape, seed)
+    assert checked.schedule.count(Recompute) and checked.schedule.count(Offload)
+    written = []
+
+    def instruction(self, planned, write=execute._Writer.instruction):
+        self.names["span"] = meter.span
+        self.line(f"with span('{len(written)}'):")
+        first = len(self.lines)
+        write(self, planned)
+        self.lines[first:] = [f"    {line}" for line in self.lines[first:]] or ["        pass"]
+        written.append(planned)
+
+    with AllocatorMeter() as meter:
+        model, inputs = make(), tuple(b.clone(memory_format=torch.preserve_format) for b in batch)
+        executor = Executor(replace(capture(model, loss_fn, inputs), tape=tape), checked, model, link=PacedLink(FAST_LINK))
+        executor(*inputs)
+        for p in model.parameters():
+            p.grad = None
+        monkeypatch.setattr(execute._Writer, "instruction", instruction)
+        executor._code.clear()
+        executor(*inputs)
+    spans = [meter.span_bytes(str(i)) for i in range(len(written))]
+    assert [after for _before, _peak, after in spans] == checked.live_bytes.tolist()
+    assert not [(i, planned) for i, planned in enumerate(written) if spans[i][1] > max(spans[i][0], checked.inner_peak_bytes[i])]
 
 
 # --- negative controls: an executor or a schedule that cheats is found out ---------------------------------------------------

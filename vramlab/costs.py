@@ -25,7 +25,7 @@ from vramlab.device import DeviceProfile
 from vramlab.errors import Unsupported, VramlabError
 from vramlab.flops import with_flops
 from vramlab.meter import AllocatorMeter
-from vramlab.ops import decode_arg, dtype_name, dtype_of, resolve
+from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of
 from vramlab.statistics import median
 from vramlab.store import device_store
 from vramlab.tape import Op, Role, Tape, Tensor
@@ -34,6 +34,7 @@ __all__ = ["Cost", "CostError", "OpMismatch", "measure_costs", "measure_profile"
 
 ACCUMULATE_GRAD = "vramlab.accumulate_grad"
 OPTIMIZER_STEP = "vramlab.optimizer_step"
+MEASURED_AS = 2  # raised when what is measured changes: older entries of a cache are then not found
 LEAST_RUNS, MOST_RUNS, LEAST_SECONDS = 3, 50, 0.02
 
 
@@ -71,7 +72,15 @@ def measure_costs(tape: Tape, device: torch.device | str, *, optimizer: torch.op
     measured = dict(zip(missing, _measure(tape, list(missing.values()), device, optimizer)))
     store.add({name: [cost.seconds, cost.workspace_bytes] for name, cost in measured.items()})
     costs = [(known | measured)[name] for name in signatures]
-    return with_flops(tape).with_costs([c.seconds for c in costs], [c.workspace_bytes for c in costs])
+    spaces = [max(c.workspace_bytes, _generator_bytes(tape, op, device)) for c, op in zip(costs, tape.ops)]
+    return with_flops(tape).with_costs([c.seconds for c in costs], spaces)
+
+
+def _generator_bytes(tape: Tape, op: Op, device: torch.device) -> int:
+    """On the CPU the generator is read through torch's allocator, before a random op that is recomputed later makes what it makes."""
+    if not op.is_random or device.type != "cpu":
+        return 0
+    return max(0, torch.get_rng_state().nbytes - _new_bytes(tape, op))
 
 
 def roofline_costs(tape: Tape, profile: DeviceProfile) -> Tape:
@@ -112,7 +121,8 @@ def signature(tape: Tape, op: Op, optimizer: torch.optim.Optimizer | None = None
         return [tag, order.setdefault(tensor, len(order)), t.dtype, t.shape, t.strides]
 
     made = [form({"tensor": t}) for t in op.outputs if t is not None]
-    body = [op.target, op.takeover is not None, form(op.args), {k: form(v) for k, v in op.kwargs.items()}, made, _new_bytes(tape, op)]
+    kwargs = {k: form(v) for k, v in op.kwargs.items()}
+    body = [MEASURED_AS, op.target, op.takeover is not None, form(op.args), kwargs, made, _new_bytes(tape, op)]
     if op.target == OPTIMIZER_STEP:
         body += [_optimizer_form(_required(optimizer)), [form({"tensor": t}) for t in op.inputs]]
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -208,7 +218,7 @@ class _Bench:
         if op.target == ACCUMULATE_GRAD:
             return self._accumulation(op, inputs)
         target, positional = _in_place_form(self.tape, op)
-        call = resolve(target)
+        call = callable_of(target)
         args, kwargs = self._arguments(positional, inputs), {k: self._arguments(v, inputs) for k, v in op.kwargs.items()}
         fresh = [i for i, a in enumerate(positional) if isinstance(a, Mapping) and "fresh" in a]
         if not fresh:

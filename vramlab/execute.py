@@ -17,7 +17,7 @@ from vramlab.capture import Captured
 from vramlab.check import CheckedSchedule
 from vramlab.errors import CaptureError, Unsupported
 from vramlab.link import Link, make_link
-from vramlab.ops import decode_arg, dtype_name, dtype_of, resolve
+from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of, resolve
 from vramlab.schedule import Compute, Free, FreeHost, Offload, Prefetch, Recompute, Wait
 from vramlab.tape import STATE_ROLES, Op, Role, Tape, Tensor
 
@@ -144,6 +144,7 @@ class _Writer:
         self.lines: list[str] = []
         self.defined: dict[int, list[int]] = {}
         self.stay: dict[int, int] = {}
+        self.on_host: set[int] = set()
         self.recomputed = {i.op for i in executor.checked.schedule.instructions if isinstance(i, Recompute)}
         self.generators = _Generators(executor.device)
         self.names["rng"] = self.generators
@@ -201,6 +202,7 @@ class _Writer:
             case Free():
                 self.forget(storage)
             case Offload():
+                self.on_host.add(storage)
                 self.stay[storage] = self.stay.get(storage, -1) + 1
                 self.line(f"link.offload(arena, {storage}, {self.stay[storage]}, t{self.defined[storage][0]})")
             case Prefetch():
@@ -212,12 +214,13 @@ class _Writer:
             case Wait():
                 self.line(f"link.wait({storage})")
             case FreeHost():
-                pass  # its region of the arena is free for the next from here on: decided when the arena was laid out
+                self.on_host.discard(storage)  # its region of the arena is free for the next, as laid out beforehand
 
     def run(self, op: Op, instruction: Compute | Recompute) -> None:
         again = isinstance(instruction, Recompute)
         if op.target == OPTIMIZER:
             return  # the owner of the step runs it, after the schedule
+        self.on_host -= set(op.mutates)  # a write makes the host's copy stale
         keeps_rng = op.is_random and op.id in self.recomputed
         if keeps_rng and not again:
             self.line(f"rng.keep({op.id})")
@@ -239,7 +242,7 @@ class _Writer:
             allocate = self.constant(_allocator(self.tape, fresh, self.executor.device), f"new{fresh}")
             self.line(f"f{fresh} = {allocate}()")
         targets = [self.target(t, op) for t in op.outputs]
-        f = self.constant(_callable(op.target), f"op{op.id}")
+        f = self.constant(callable_of(op.target), f"op{op.id}")
         returned = self.returned(op)
         self.assign(op, targets[:returned], f"{f}({arguments})")
         for t, target in zip(op.outputs[returned:], targets[returned:]):
@@ -265,11 +268,15 @@ class _Writer:
         """Where an output goes: its variable, or nowhere when it is a duplicate, state, or no tensor."""
         if (
             tensor is None
-            or self.tape.tensors[tensor].storage in self.defined
+            or self.is_there(self.tape.tensors[tensor].storage)
             or self.tape.tensors[tensor].storage not in self.tape.creates[op.id]
         ):
             return "_"
         return f"t{tensor}"
+
+    def is_there(self, storage: int) -> bool:
+        """On the device or on the host: what an op makes of it once more is a duplicate."""
+        return storage in self.defined or storage in self.on_host
 
     def born(self, op: Op) -> None:
         """Outputs are in their variables from here on."""
@@ -278,7 +285,7 @@ class _Writer:
             if t is None:
                 continue
             storage = self.tape.tensors[t].storage
-            if storage in self.tape.creates[op.id] and storage not in self.defined:
+            if storage in self.tape.creates[op.id] and not self.is_there(storage):
                 new.setdefault(storage, []).append(t)
         self.defined.update(new)
         if self.verify:
@@ -291,12 +298,16 @@ class _Writer:
         """The call's arguments as source; tensors are variables, everything else a constant of the function."""
         rename = dict(rename or {})
         if throwaway:
-            for t in op.inputs:
-                if self.tape.tensors[t].storage in op.mutates:
-                    rename[t] = f"{self.use(t)}.clone()"
+            rename |= {t: self.throwaway(op, t) for t in op.inputs if self.tape.tensors[t].storage in op.mutates}
         written = [self.argument(a, f"a{op.id}_{i}", rename) for i, a in enumerate(op.args)]
         written += [f"{k}={self.argument(v, f'a{op.id}_{k}', rename)}" for k, v in op.kwargs.items()]
         return ", ".join(written)
+
+    def throwaway(self, op: Op, tensor: int) -> str:
+        """In place of state that a recompute must not write: nothing where the operator can do without, a copy elsewhere."""
+        place = op.args.index({"tensor": tensor})
+        is_optional = resolve(op.target)._schema.arguments[place].type.kind() == "OptionalType"
+        return "None" if is_optional else f"{self.use(tensor)}.clone()"
 
     def argument(self, value: Any, name: str, rename: dict[int, str]) -> str:
         if isinstance(value, dict) and "tensor" in value:
@@ -395,22 +406,6 @@ def _fresh_tensor(op: Op) -> int | None:
 
 def _returns_fresh(op: Op) -> bool:
     return len(resolve(op.target)._schema.returns) == len(op.outputs)
-
-
-# Kernels that look at the grad mode: eager runs them with it on, below autograd.
-_READS_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
-
-
-def _callable(target: str) -> Callable:
-    f = resolve(target)
-    if target not in _READS_GRAD_MODE:
-        return f
-
-    def with_grad_mode(*args: Any, **kwargs: Any) -> Any:
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-            return f(*args, **kwargs)
-
-    return with_grad_mode
 
 
 def _inplace_target(target: str) -> str:

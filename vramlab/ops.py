@@ -27,6 +27,23 @@ def resolve(target: str) -> Callable[..., Any]:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+# Kernels that look at the grad mode: eager runs them with it on, below autograd, and they keep more then.
+_READS_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
+
+
+def callable_of(target: str) -> Callable[..., Any]:
+    """The operator as eager's backward-to-be runs it, to be called without autograd."""
+    f = resolve(target)
+    if target not in _READS_GRAD_MODE:
+        return f
+
+    def with_grad_mode(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            return f(*args, **kwargs)
+
+    return with_grad_mode
+
+
 def encode_arg(value: Any, tensor_id: Callable[[torch.Tensor], int]) -> Any:
     """An operator argument as a JSON tree; `tensor_id` names each tensor met. TypeError on what JSON cannot carry."""
     if isinstance(value, torch.Tensor):
