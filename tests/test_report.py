@@ -252,7 +252,7 @@ def test_a_run_that_has_not_begun_renders_and_claims_nothing(tmp_path):
     for record in planned:
         (folder / "cells" / record.cell_id / "record.json").unlink()
     page = Page(render(folder).read_text())
-    assert "0 cells of 2 planned have a record" in page.text and "it has not run yet" in page.text
+    assert "0 cells of 2 planned have a record" in page.text and "not run yet" in page.text
     assert "Of 4 tests of claims: 4 not testable here." in page.text
     assert "No telemetry" in page.text and "No cell has numbers to draw." in page.text
 

@@ -47,7 +47,7 @@ def test_a_cell_without_a_record_is_a_row_that_says_so(tmp_path):
     (folder / "cells" / planned.cell_id / "record.json").unlink()
     (folder / "cells" / torn.cell_id / "record.json").write_text('{"cell_id": "half')
     table = results(folder).set_index("cell_id")
-    assert table.loc[planned.cell_id, "message"] == "it has not run yet" and table.loc[planned.cell_id, "budget"] == "1%"
+    assert table.loc[planned.cell_id, "message"] == "not run yet" and table.loc[planned.cell_id, "budget"] == "1%"
     assert "cannot be read" in table.loc[torn.cell_id, "message"] and table["outcome"].notna().sum() == 1
 
 

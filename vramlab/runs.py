@@ -93,7 +93,7 @@ def _load_cell(folder: Path, planned: Mapping[str, Any]) -> Cell:
         record = RunRecord.load(folder / RECORD_FILE)
         config = record.config
     except FileNotFoundError:
-        problem = "it has not run yet"
+        problem = "not run yet"
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         problem = f"its record cannot be read: {error}"
     label = str(planned.get("label") or config.get("method", ""))
