@@ -81,7 +81,8 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict:
     }
     verdict = "distinguishable" if row["is_distinguishable"] else "not distinguishable"
     interval, control_interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]", f"[{noise.low:.3f}, {noise.high:.3f}]"
-    print(f"{name}: peak {row['peak_ratio']:.4f} x eager, time {ratio.median:.3f} x {interval}, drift {control_interval}: {verdict}", flush=True)
+    times = f"time {ratio.median:.3f} x {interval}, drift {control_interval}"
+    print(f"{name}: peak {row['peak_ratio']:.4f} x eager, {times}: {verdict}", flush=True)
     return row
 
 
