@@ -236,7 +236,7 @@ class _Recorder(TorchDispatchMode):
 
     def _record(self, func, target: str, args, kwargs, out) -> None:
         self._layer_from_node()
-        flat_out = [t for t in _flatten(out)]
+        flat_out = _made(func, args, kwargs, out)
         tensors_in = [t for t in _flatten((args, kwargs)) if isinstance(t, torch.Tensor)]
         self._refuse_exotic(target, tensors_in + [t for t in flat_out if isinstance(t, torch.Tensor)])
         written = [] if torch.Tag.inplace_view in func.tags else _written_tensors(func, target, args, kwargs)  # such ops write no bytes
@@ -364,10 +364,13 @@ class _DataRecorder(_Recorder):
         return func(*args, **kwargs)
 
     def _to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self._copies:
+            return self._copies[id(tensor)]
         if _address(tensor) not in self._current and _address(tensor) not in self._unborn:
             if tensor.requires_grad:
                 raise CaptureError(_FOREIGN_LEAF, module=self.layer)
-            self.constants[self.add_state(tensor, Role.BUFFER, f"constant.{len(self.constants)}")] = tensor
+            self.constants[self.add_state(self.stand_in(tensor), Role.BUFFER, f"constant.{len(self.constants)}")] = tensor
+            return self._copies[id(tensor)]
         return tensor
 
 
@@ -866,6 +869,16 @@ def _encode(args, kwargs, old: Mapping[int, int], fresh, tensor_id) -> tuple[Any
         return encode_arg(value, name)
 
     return [encode(a) for a in args], {k: encode(v) for k, v in kwargs.items()}
+
+
+def _made(func, args, kwargs, out) -> list[Any]:
+    """What a call returns, flat. A backward's `output_mask` says which gradients are wanted: real kernels make no others, fake ones do."""
+    made = list(_flatten(out))
+    for i, a in enumerate(func._schema.arguments):
+        if a.name == "output_mask":
+            mask = args[i] if i < len(args) else kwargs[a.name]
+            return [t if wanted else None for t, wanted in zip(made, mask, strict=True)]
+    return made
 
 
 def _written_tensors(func, target: str, args, kwargs) -> list[torch.Tensor]:

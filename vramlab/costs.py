@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from vramlab.calibration import measure_profile
 from vramlab.device import DeviceProfile
@@ -196,11 +197,12 @@ class _Bench:
 
     def _compare(self, op: Op, result: Any) -> None:
         """Refuse a result that does not look as the tape says."""
-        made = list(result) if isinstance(result, list | tuple) else [result]
-        for real, tensor in zip(made, op.outputs):
-            if tensor is None or not isinstance(real, torch.Tensor):
+        for real, tensor in zip(tree_leaves(result), op.outputs):
+            if tensor is None:
                 continue
             form = self.tape.tensors[tensor]
+            if not isinstance(real, torch.Tensor):
+                raise OpMismatch(f"{self.tape.op_name(op.id)} makes {real!r}, the tape says a tensor")
             found, said = (dtype_name(real.dtype), tuple(real.shape), real.stride()), (form.dtype, form.shape, form.strides)
             if found != said:
                 raise OpMismatch(f"{self.tape.op_name(op.id)} makes {found}, the tape says {said} (type, shape, strides)")

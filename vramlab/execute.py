@@ -516,7 +516,9 @@ class _Verifier:
         t = tape.tensors[tensor]
         self.op, self.want, self.nbytes = op, (t.dtype, t.shape, t.strides, t.offset), tape.storages[t.storage].nbytes
 
-    def __call__(self, real: torch.Tensor, reads: list[torch.Tensor]) -> None:
+    def __call__(self, real: torch.Tensor | None, reads: list[torch.Tensor]) -> None:
+        if real is None:
+            raise CaptureError("its real result is nothing, captured was a tensor", op=self.op.target, module=self.op.layer)
         got = (dtype_name(real.dtype), tuple(real.shape), tuple(real.stride()), real.storage_offset())
         if got != self.want:
             raise CaptureError(

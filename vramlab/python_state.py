@@ -29,7 +29,8 @@ _CONTAINERS = (dict, list, set, collections.deque)
 _LONG = 100  # what holds more elements is data, and is told from another by identity
 _DEEP = 4
 _LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchvision"}  # their code holds no values of the user's
-_CALLED_UNNAMED = frozenset({"__init__", "__call__", "forward", "backward", "setup_context"})
+_CALLED_UNNAMED = frozenset({"__call__", "forward", "backward", "setup_context"})
+_LOADS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _FOLLOWS_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})  # of a recurrent layer
 
 
@@ -123,7 +124,7 @@ class Scope:
                 self._add_named(value, vars(value), f"module {value.__name__}")
         elif isinstance(value, type):
             if not _is_library(value.__module__):
-                self._visit_class(value)
+                self._visit_class(value, _CALLED_UNNAMED | {"__init__"})
         elif not _is_library(kind.__module__) or kind.__module__.startswith("torch."):
             self._visit_object(value)
 
@@ -165,12 +166,12 @@ class Scope:
         if not _is_library(type(module).__module__):
             self._visit_class(type(module))
 
-    def _visit_class(self, kind: type) -> None:
+    def _visit_class(self, kind: type, called_unnamed: frozenset[str] = _CALLED_UNNAMED) -> None:
         """Attributes and methods that some code names; of a library's class only the methods."""
         is_library = _is_library(kind.__module__)
         if not is_library:
             self._add_named(kind, vars(kind), f"class {kind.__name__}")
-        for name in sorted(self._names | _CALLED_UNNAMED):
+        for name in sorted(self._names | called_unnamed):
             found = inspect.getattr_static(kind, name, None)
             found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
             if isinstance(found, types.FunctionType) and id(found) not in self._seen and (is_library or not _is_library(found.__module__)):
@@ -189,12 +190,12 @@ class Scope:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """(globals, attributes) that a code object and those inside it name."""
+    """(globals, attributes that are read) that a code object and those inside it name."""
     globals_named, attributes = set(), set()
     for instruction in dis.get_instructions(code):
         if "GLOBAL" in instruction.opname:
             globals_named.add(instruction.argval)
-        elif "ATTR" in instruction.opname or "METHOD" in instruction.opname:
+        elif instruction.opname in _LOADS_ATTRIBUTE:
             attributes.add(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
