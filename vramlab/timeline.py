@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from vramlab.check import CheckedSchedule
 from vramlab.execute import Executed
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Wait
@@ -11,24 +9,25 @@ from vramlab.trace import Metrics, Trace
 
 
 def executed_trace(checked: CheckedSchedule, executed: Executed, device: str) -> Trace:
-    """Times are of the compute thread: a copy's own time is not seen, only the time that a `Wait` stands."""
-    start, end = executed.start_seconds, executed.end_seconds
-    spent = end - start
-    kinds = np.array([type(i).__name__ for i in checked.schedule.instructions])
+    """A timed run as a Trace; its first instruction starts at zero.
 
-    def total(kind: type) -> float:
-        return float(spent[kinds == kind.__name__].sum())
+    Times are of the compute thread: of a copy it sees the start, and the time for which a `Wait` stands. Bytes are the checker's.
+    """
+    instructions = checked.schedule.instructions
+    start, end = executed.start_seconds - executed.start_seconds[0], executed.end_seconds - executed.start_seconds[0]
 
-    moved = sum(checked.tape.storages[i.storage].nbytes for i in checked.schedule.instructions if isinstance(i, Offload | Prefetch))
+    def seconds(kind: type) -> float:
+        return float(sum(e - s for i, s, e in zip(instructions, start, end) if type(i) is kind))
+
     metrics = Metrics(
         peak_bytes=checked.peak_bytes,
         peak_host_bytes=checked.peak_host_bytes,
         peak_instruction=checked.peak_instruction,
-        step_seconds=float(end[-1] - start[0]),
-        compute_seconds=total(Compute),
-        recompute_seconds=total(Recompute),
-        stall_seconds=total(Wait),
-        moved_bytes=moved,
+        step_seconds=float(end[-1]),
+        compute_seconds=seconds(Compute),
+        recompute_seconds=seconds(Recompute),
+        stall_seconds=seconds(Wait),
+        moved_bytes=sum(checked.tape.storages[i.storage].nbytes for i in instructions if isinstance(i, Offload | Prefetch)),
         recomputes=executed.recomputes,
         offloads=executed.offloads,
         prefetches=executed.prefetches,
@@ -36,8 +35,8 @@ def executed_trace(checked: CheckedSchedule, executed: Executed, device: str) ->
     return Trace(
         profile=device,
         is_simulated=False,
-        start_seconds=start - start[0],
-        end_seconds=end - start[0],
+        start_seconds=start,
+        end_seconds=end,
         live_bytes=checked.live_bytes,
         inner_peak_bytes=checked.inner_peak_bytes,
         host_bytes=checked.host_bytes,
