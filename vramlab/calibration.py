@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from vramlab.device import DeviceProfile, load_profile
-from vramlab.statistics import median
+
 from vramlab.store import device_name, device_store
 
 LINK_MODEL = "v100-32gb"  # whose compute-to-link ratio a CPU is given
@@ -84,12 +84,12 @@ def _convolution_flops_per_second(device: torch.device) -> float:
         torch.ops.aten.convolution_backward.default(grad, x, weight, None, *geometry, [True, True, False])
 
     positions = x.shape[0] * x.shape[2] * x.shape[3]
-    return 3 * 2 * positions * weight.numel() / _median_seconds(run, device, runs=7)
+    return 3 * 2 * positions * weight.numel() / _least_seconds(run, device, runs=7)
 
 
 def _memory_bytes_per_second(device: torch.device) -> float:
     source, target = torch.zeros(2, _COPY_BYTES, dtype=torch.uint8, device=device)
-    return 2 * _COPY_BYTES / _median_seconds(lambda: target.copy_(source), device, runs=7)
+    return 2 * _COPY_BYTES / _least_seconds(lambda: target.copy_(source), device, runs=7)
 
 
 def _launch_seconds(device: torch.device) -> float:
@@ -99,7 +99,7 @@ def _launch_seconds(device: torch.device) -> float:
         for _ in range(100):
             torch.add(one, one)
 
-    return _median_seconds(run, device, runs=7) / 100
+    return _least_seconds(run, device, runs=7) / 100
 
 
 def _link_seconds(device: torch.device) -> tuple[float, float, float]:
@@ -119,16 +119,16 @@ def _link_seconds(device: torch.device) -> tuple[float, float, float]:
             to_host()
         to_device()
 
-    to_host_seconds, to_device_seconds, both_seconds = (_median_seconds(run, device, runs=7) for run in (to_host, to_device, both))
+    to_host_seconds, to_device_seconds, both_seconds = (_least_seconds(run, device, runs=7) for run in (to_host, to_device, both))
     return to_host_seconds, to_device_seconds, both_seconds
 
 
 def _copy_latency_seconds(device: torch.device) -> float:
     there, here = torch.zeros(1, device=device), torch.zeros(1, pin_memory=True)
-    return _median_seconds(lambda: here.copy_(there, non_blocking=True), device, runs=20)
+    return _least_seconds(lambda: here.copy_(there, non_blocking=True), device, runs=20)
 
 
-def _median_seconds(run: Callable[[], object], device: torch.device, *, runs: int) -> float:
+def _least_seconds(run: Callable[[], object], device: torch.device, *, runs: int) -> float:
     def once() -> float:
         _synchronize(device)
         started = time.perf_counter()
@@ -138,7 +138,7 @@ def _median_seconds(run: Callable[[], object], device: torch.device, *, runs: in
 
     with torch.no_grad():
         once()
-        return median([once() for _ in range(runs)])
+        return min(once() for _ in range(runs))
 
 
 def _synchronize(device: torch.device) -> None:

@@ -27,7 +27,7 @@ from vramlab.errors import Unsupported, VramlabError
 from vramlab.flops import with_flops
 from vramlab.meter import AllocatorMeter
 from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of
-from vramlab.statistics import median
+
 from vramlab.store import device_store
 from vramlab.tape import Op, Role, Tape, Tensor
 
@@ -35,7 +35,7 @@ __all__ = ["Cost", "CostError", "OpMismatch", "measure_costs", "measure_profile"
 
 ACCUMULATE_GRAD = "vramlab.accumulate_grad"
 OPTIMIZER_STEP = "vramlab.optimizer_step"
-MEASURED_AS = 2  # raised when what is measured changes: older entries of a cache are then not found
+MEASURED_AS = 3  # raised when what is measured changes: older entries of a cache are then not found
 LEAST_RUNS, MOST_RUNS, LEAST_SECONDS = 3, 50, 0.02
 
 
@@ -191,7 +191,7 @@ class _Bench:
         try:
             run = self.runnable(op)
             self._compare(op, run())
-            return _median_seconds(run, self.device)
+            return _least_seconds(run, self.device)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as wrong:
             raise CostError(f"{self.tape.op_name(op.id)} does not run by itself: {wrong}") from wrong
 
@@ -325,13 +325,13 @@ def _index_range(tape: Tape, op: Op, tensor: int) -> tuple[int, int]:
     return bound(shapes), max(1, prod(shape[-dimensions:] if dimensions else shape))
 
 
-def _median_seconds(run: Run, device: torch.device) -> float:
-    """Median over at least 3 runs, and as many as fill 20 ms up to 50. Releasing what a run made is part of it."""
+def _least_seconds(run: Run, device: torch.device) -> float:
+    """The least of at least 3 runs, and of as many as fill 20 ms up to 50: what else a machine does only adds. Releasing is part of it."""
     clock = _cuda_seconds if device.type == "cuda" else _cpu_seconds
     samples: list[float] = []
     while len(samples) < LEAST_RUNS or (sum(samples) < LEAST_SECONDS and len(samples) < MOST_RUNS):
         samples.append(clock(run, device))
-    return median(samples)
+    return min(samples)
 
 
 def _cpu_seconds(run: Run, _device: torch.device) -> float:
