@@ -11,7 +11,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured_step, simulated_step, write_run, write_telemetry
+from hand_made import (
+    CLAIMS, ENVIRONMENT, MIB, full_grid, infeasible_step, make_record, measured_step, simulated_step, write_run, write_telemetry,
+)
 
 from vramlab.record import Outcome, Truth
 from vramlab.report import drawing, render
@@ -144,11 +146,19 @@ def test_the_first_screen_says_it_in_words(page):
     first = words_between(page, "Asked", "Graded by rule")
     for words in ("Every number is known.", "Measured on Test Processor 9000, 2 cores.", "Simulated, not measured, for v100-32gb",
                   "16 cells of 16 planned have a record: 14 ok, 1 plan infeasible and 1 wrong",
-                  "Of 4 tests of claims: 4 reproduced (2 by simulation).", "claimed 40 to 70 %, obtained 60.5 % (experiment memory).",
+                  "Of 4 tests of claims: 4 reproduced (2 by simulation).", "Claimed: 40 to 70 %; obtained: 60.5 % (experiment memory).",
                   "resnet50 b16 checkpoint 40 % on cpu: plan infeasible: the smallest it can reach is 700 MiB",
                   "resnet50 b16 broken 60 % on cpu: does not count: the cell ended as wrong: the gradient of conv1.weight differs",
                   "experiment gpu on cuda:0: left out: no NVIDIA GPU"):
         assert words in first, words
+
+
+def test_budgets_below_what_a_method_can_reach_are_told_once_with_the_smallest(tmp_path):
+    block = {"infeasible": {"smallest_bytes": 700 * MIB}}
+    low = [replace(infeasible_step("checkpoint", budget), predicted=block) for budget in ("50%", "40%")]
+    text = words_between(render_page(tmp_path, low), "Not counted", "Claims")
+    assert text.count("the smallest budget that it can reach is 700.0 MiB, 70.0 % of eager's peak") == 1
+    assert "2 cells (resnet50 b16 checkpoint 50 % on cpu and resnet50 b16 checkpoint 40 % on cpu): plan infeasible" in text
 
 
 def test_the_fastest_method_at_a_budget_is_told_with_its_rivals(page, tmp_path):
@@ -331,6 +341,15 @@ def test_telemetry_of_cells_days_apart_lies_end_to_end_and_keeps_its_peaks(tmp_p
     assert values[0] == 1000 and values[-1] == 500  # the second cell ran first
     assert max(values[:300]) == 1400 and max(values[302:]) == 700  # one sample each, kept by thinning
     assert "power_watts (the cell ran on no GPU)" in found.note
+
+
+def test_large_peaks_are_drawn_in_gib(tmp_path, drawn):
+    delta = replace(simulated_step("delta", 8192, budget="60%"), budget_bytes=9 * 2**30, eager_peak_bytes=16 * 2**30)
+    run = load_run(write_run(tmp_path / "run", [delta, simulated_step("eager", 16384)]))
+    budget_figures(run, Looks(run))
+    axes = dict(drawn)["peak0"]
+    lines = {line.get_label(): [*zip(*(map(float, v) for v in line.get_data()))] for line in axes.lines}
+    assert axes.get_ylabel() == "peak (GiB)" and lines["delta, simulated"] == [(9, 8)]
 
 
 def test_a_wrong_cell_is_not_drawn(tmp_path, drawn):

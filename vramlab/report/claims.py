@@ -239,8 +239,8 @@ def _grade_points(question: Question, points: Sequence[_Point], rule: str, *, wh
     by_id = {r.cell_id: r for p in used for r in (p.record, p.baseline) if r}
     return Finding(
         verdict=verdict, is_simulated=not measured, baseline=question.baseline, evidence=tuple(by_id[i] for i in records),
-        obtained=span_in_words([p.value for p in used], unit, decimals),
-        explanation=f"{what}{question.beyond(max(p.value for p in used))}{_also_simulated(measured, points, unit, decimals)}",
+        obtained=span_in_words([p.value for p in used], unit, decimals) + question.beyond(max(p.value for p in used)),
+        explanation=f"{what}{_also_simulated(measured, points, unit, decimals)}",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from vramlab.record import Outcome, RunRecord
 from vramlab.report.drawing import MARKERS, MUTED, PAPER, SERIES, Panel, finish, panel_axes, plain_label
-from vramlab.report.words import MIB, count_of, counts, is_simulated_target, join_words, target_in_words
+from vramlab.report.words import GIB, MIB, count_of, counts, is_simulated_target, join_words, target_in_words
 from vramlab.runs import TELEMETRY_FILE, Run
 from vramlab.telemetry import Telemetry, read_telemetry
 
@@ -98,15 +98,17 @@ def _peak_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -
     if not points:
         return None
     title, references = where_in_words(run, group[0]), _reference_peaks(run, group)
-    top = 1.08 * max([v for p in points for v in (p.x, p.y)] + [r.budget_bytes / MIB for r in budgeted] + list(references.values()))
+    top = 1.08 * max([v for p in points for v in (p.x, p.y)] + [r.budget_bytes for r in budgeted] + list(references.values()))
+    unit, size = ("GiB", GIB) if top >= 4 * GIB else ("MiB", MIB)
+    points = [replace(p, x=p.x / size, y=p.y / size) for p in points]
     with panel_axes(title) as (figure, axes):
-        axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1.0, label="peak = budget")
+        axes.plot([0, top / size], [0, top / size], color=MUTED, linestyle="--", linewidth=1.0, label="peak = budget")
         for style, (peak, names) in zip((":", "-.", (0, (1, 3))), _merge_close(references)):
-            axes.axhline(peak, color=MUTED, linestyle=style, linewidth=1.2, label=f"{join_words(names)}, no budget")
+            axes.axhline(peak / size, color=MUTED, linestyle=style, linewidth=1.2, label=f"{join_words(names)}, no budget")
         _draw_points(axes, looks, points)
-        _draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / MIB) for r in budgeted if _is_infeasible(r)])
-        axes.set(xlim=(0, top), ylim=(0, top), xlabel="budget (MiB)", ylabel="peak (MiB)")
-        described = _in_words(points, "MiB budget", "MiB peak")
+        _draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / size) for r in budgeted if _is_infeasible(r)])
+        axes.set(xlim=(0, top / size), ylim=(0, top / size), xlabel=f"budget ({unit})", ylabel=f"peak ({unit})")
+        described = _in_words(points, f"{unit} budget", f"{unit} peak")
         return finish(figure, axes, name=name, title=f"Peak against budget: {title}", description=described)
 
 
@@ -123,10 +125,10 @@ def _merge_close(peaks: Mapping[str, float], share: float = 0.005) -> list[tuple
 
 
 def _reference_peaks(run: Run, group: Sequence[RunRecord]) -> dict[str, float]:
-    """Peaks in MiB of the methods that take no budget; of eager also where only other cells carry it."""
-    peaks = {run.label(r): peak_of(r) / MIB for r in group if counts(r) and not r.budget_bytes and peak_of(r)}
+    """Peaks in bytes of the methods that take no budget; of eager also where only other cells carry it."""
+    peaks = {run.label(r): peak_of(r) for r in group if counts(r) and not r.budget_bytes and peak_of(r)}
     carried = next((r.eager_peak_bytes for r in group if r.eager_peak_bytes), None)
-    return peaks if "eager" in peaks or not carried else {"eager": carried / MIB, **peaks}
+    return peaks if "eager" in peaks or not carried else {"eager": carried, **peaks}
 
 
 def peak_of(record: RunRecord) -> int | None:
@@ -135,12 +137,12 @@ def peak_of(record: RunRecord) -> int | None:
 
 
 def _peak_points(run: Run, record: RunRecord) -> Iterable[_Point]:
-    method, x = run.label(record), record.budget_bytes / MIB
+    method, x = run.label(record), record.budget_bytes
     measured, predicted = record.measured.get("peak_bytes"), record.predicted.get("peak_bytes")
     if measured is not None and not is_simulated_target(record.config):
-        yield _Point(method=method, x=x, y=measured / MIB, is_simulated=False)
+        yield _Point(method=method, x=x, y=measured, is_simulated=False)
     if predicted is not None:
-        yield _Point(method=method, x=x, y=predicted / MIB, is_simulated=True)
+        yield _Point(method=method, x=x, y=predicted, is_simulated=True)
 
 
 def _overhead_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -> Panel | None:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vramlab import __version__
 from vramlab.collection import Library, built_in_collection, find_collections
 from vramlab.errors import WorkflowError
-from vramlab.record import Verdict, write_atomically
+from vramlab.record import RunRecord, Verdict, write_atomically
 from vramlab.report.checklists import AnsweredChecklist, answer_all, load_checklists
 from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
 from vramlab.report.evidence import Evidence, Paper
@@ -19,7 +19,7 @@ from vramlab.report.facts import METRICS, command
 from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, telemetry_figures, training_figures
 from vramlab.report.summary import summarise
 from vramlab.report.tables import measured_table, search_table, simulated_table, training_table
-from vramlab.report.words import DASH, NBSP, bytes_in_words, count_of, join_words, span_in_words
+from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
 from vramlab.runs import Run, load_run
 
 REPORT_FILE = "report.html"
@@ -102,8 +102,13 @@ def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
         "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH,
         "notes": [note for note in (claim.note if claim else "", result.note) if note],
         "rule": result.rule,
-        "evidence": [(run.label(r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
+        "evidence": [(_name(run, r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
     }
+
+
+def _name(run: Run, record: RunRecord) -> str:
+    """`delta 60 %`."""
+    return run.label(record) if record.config.get("budget") is None else f"{run.label(record)} {budget_in_words(record.config)}"
 
 
 def _statement(claim: PaperClaim) -> str:

@@ -146,7 +146,7 @@ def _left_out(out: Mapping[str, Any]) -> Invalid:
 def _faults(record: RunRecord) -> list[str]:
     faults = []
     if void := why_void(record):
-        detail = record.message or record.reason.replace("_", " ")
+        detail = _smallest_in_words(record) or record.message or record.reason.replace("_", " ")
         is_answer = record.outcome in (Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED)  # data about the method, not a failure of the run
         what = str(record.outcome).replace("_", " ") if is_answer else void
         faults.append(f"{what}: {detail}" if detail else what)
@@ -155,6 +155,15 @@ def _faults(record: RunRecord) -> list[str]:
     if record.truth in (Truth.WITHIN_NOISE, Truth.SEMANTICS_CHANGED) and counts(record):
         faults.append(f"truth is {str(record.truth).replace('_', ' ')}: shown, but no ground for a verdict")
     return faults
+
+
+def _smallest_in_words(record: RunRecord) -> str:
+    """What an infeasible cell's method could do at least; "" when it was not searched."""
+    smallest = (record.predicted.get("infeasible") or {}).get("smallest_bytes")
+    if not smallest or not record.eager_peak_bytes:
+        return ""
+    share = 100 * smallest / record.eager_peak_bytes
+    return f"the smallest budget that it can reach is {bytes_in_words(smallest)}, {share:.1f} % of eager's peak"
 
 
 def _name(config: Mapping[str, Any], label: str) -> str:
