@@ -205,3 +205,14 @@ def test_a_checklist_that_cannot_be_read_is_named(tmp_path):
     path.write_text("id: x\ntitle: t\nversion: 1\nurl: u\nanswers: [a]\nitems:\n- {id: A, title: t, ask: q, fill: magic, evidence: e}\n")
     with pytest.raises(ValueError, match="x.yaml.*fill must be one of"):
         load_checklists([path])
+
+
+def test_every_size_of_a_model_is_named(tmp_path):
+    sizes = [measured_step("delta", 1, config={"model_options": {"image_size": n}}) for n in (64, 224)]
+    answer = one(tmp_path, sizes, ("ctuning-ae", "AE-6"))
+    assert "resnet50 (image_size=64)" in answer.justification and "resnet50 (image_size=224)" in answer.justification
+
+
+def test_without_a_budget_nothing_is_missing_for_not_being_over_it(tmp_path):
+    assert one(tmp_path / "a", [spoil(EAGER, over_budget_bytes=None)], ("fair", "R1")).value == "met"
+    assert one(tmp_path / "b", [spoil(DELTA, over_budget_bytes=None)], ("fair", "R1")).value == "partly"

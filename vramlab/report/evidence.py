@@ -127,9 +127,12 @@ class Evidence:
         return sorted(p for p in self.run.folder.rglob("*") if p.is_file() and p.name != "report.html" and not p.name.startswith("."))
 
     def unexplained_nulls(self) -> list[str]:
-        """Numbers of measured blocks that are null without a reason."""
+        """Numbers of measured blocks that are null without a reason. Without a budget there is nothing to be over."""
+        def is_answer(record: RunRecord, key: str) -> bool:
+            return key == "over_budget_bytes" and record.budget_bytes is None
+
         return [f"{self.link(r)}: measured.{key}" for r in self.records for key, value in r.measured.items()
-                if value is None and not (r.missing.get(f"measured.{key}") or r.missing.get("measured"))]
+                if value is None and not (r.missing.get(f"measured.{key}") or r.missing.get("measured") or is_answer(r, key))]
 
     def unexpected(self) -> list[RunRecord]:
         """Records that ended in a way that says nothing about the method."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
 from vramlab.report.evidence import RUN_LINK, Evidence
-from vramlab.report.words import bytes_in_words, count_of, join_words, seconds_in_words, target_in_words
+from vramlab.report.words import bytes_in_words, count_of, join_words, seconds_in_words, span_in_words, target_in_words
 from vramlab.telemetry import Telemetry
 
 ENVIRONMENT_LINK, CLAIMS_LINK, CELLS_LINK, TELEMETRY_LINK, METRICS_LINK = "#environment", "#claims", "#cells", "#telemetry", "#metrics"
@@ -76,9 +76,13 @@ def models(e: Evidence) -> Fact:
     """Models, their options and how they start."""
     if not e.values("model") or not e.seeds:
         return Open("no cell names a model and a seed")
-    options = {c.config["model"]: c.config.get("model_options", {}) for c in e.run.cells if c.config.get("model")}
-    named = "; ".join(f"{name} ({', '.join(f'{k}={v}' for k, v in sorted(values.items()))})" for name, values in options.items())
+    named = "; ".join(dict.fromkeys(_model(c.config) for c in e.run.cells if c.config.get("model")))
     return f"{named}; initialised at random from {_seeds(e)}; no trained weights are used or fetched", (RUN_LINK,)
+
+
+def _model(config: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in sorted(config.get("model_options", {}).items()))
+    return f"{config['model']} ({options})" if options else str(config["model"])
 
 
 def _seeds(e: Evidence) -> str:
@@ -172,7 +176,8 @@ def output(e: Evidence) -> Fact:
     files = e.files
     if not e.records:
         return Open("the run has no record")
-    kinds = join_words(sorted({p.name for p in files if p.parent != e.run.folder} | {"run.json", "report.html"}))
+    kinds = join_words(sorted({p.name if p.parent.parent.name == "cells" else p.relative_to(e.run.folder).parts[0] for p in files}
+                              | {"report.html"}))
     expected = "; expected values and tolerances stand in artifact_appendix.md" if _in_appendix(e) else ""
     return f"{count_of(len(files) + 1, 'file')}: {kinds}{expected}", (RUN_LINK, CELLS_LINK)
 
@@ -312,7 +317,7 @@ def number_of_runs(e: Evidence) -> Fact:
         return Open("the run has no record")
     bad = len(e.unexpected())
     rounds = [r.measured["ratio"]["n"] for r in e.timed if (r.measured.get("ratio") or {}).get("n")]
-    timed = f"; timed cells have {min(rounds)} to {max(rounds)} pairs of steps" if rounds else ""
+    timed = f"; timed cells have {span_in_words(rounds, 'pairs of steps', 0)}" if rounds else ""
     return f"{count_of(len(e.records), 'cell')}, {bad} of them failed{timed}", (CELLS_LINK,)
 
 

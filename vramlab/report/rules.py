@@ -13,7 +13,7 @@ from vramlab.record import Outcome
 from vramlab.report import facts
 from vramlab.report.evidence import RUN_LINK, Evidence
 from vramlab.report.facts import CELLS_LINK, CLAIMS_LINK, ENVIRONMENT_LINK, METRICS_LINK, Fact, Open
-from vramlab.report.words import count_of, join_words
+from vramlab.report.words import count_of, join_words, span_in_words
 
 LEAST_TRIALS = 10  # pairs of steps below which a bootstrap interval says little
 
@@ -142,7 +142,7 @@ def trials(e: Evidence) -> Answer | Open:
     if None in pairs.values():
         return Open("a timed cell does not say how many pairs it has")
     few = [link for link, n in pairs.items() if n < LEAST_TRIALS]
-    told = f"{min(pairs.values())} to {max(pairs.values())} pairs of steps a cell after warm-up; the threshold is {LEAST_TRIALS}"
+    told = f"{span_in_words(list(pairs.values()), 'pairs of steps', 0)} a cell after warm-up; the threshold is {LEAST_TRIALS}"
     return Answer("present" if few else "avoided", told, evidence=tuple(few[:5]) or (CELLS_LINK,))
 
 

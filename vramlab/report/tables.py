@@ -193,7 +193,7 @@ def _ratio(table: Table, numbers: Numbers, ratio: Mapping[str, Any], drift: Mapp
     """The ratio with its interval, or the words *not distinguishable* when it lies inside the drift."""
     if is_distinguishable(ratio, drift) is False and counts(record) and record.config.get("method") != "eager":
         return Value(text="not distinguishable", is_word=True, exact=interval_in_words(ratio),
-                     note=table.note("the interval of time / eager's meets that of eager against itself, widened to hold 1.0"))
+                     note=table.note("the interval of time / eager's holds 1.0, or lies inside that of eager against itself"))
     return numbers.show(ratio or None, interval_in_words, "measured.ratio", "measured.step_seconds")
 
 

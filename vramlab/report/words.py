@@ -6,6 +6,7 @@ import math
 from typing import Any, Iterable, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.statistics import Interval, distinguishable
 
 DASH = "\u2013"
 NBSP = "\u00a0"
@@ -55,12 +56,12 @@ def interval_in_words(block: Mapping[str, Any]) -> str:
 
 
 def is_distinguishable(ratio: Mapping[str, Any], drift: Mapping[str, Any]) -> bool | None:
-    """Whether a time ratio stands apart from eager: its interval and that of eager against eager, 1.0 included, do not meet.
-    None when either is missing."""
-    if any(block.get(key) is None for block in (ratio, drift) for key in ("low", "high")):
+    """Whether a time ratio stands apart from eager, as `statistics.distinguishable` says; None when either is missing."""
+    keys = ("median", "low", "high")
+    if any(block.get(key) is None for block in (ratio, drift) for key in keys):
         return None
-    low, high = min(drift["low"], 1.0), max(drift["high"], 1.0)
-    return ratio["low"] > high or ratio["high"] < low
+    intervals = (Interval(**{key: block[key] for key in keys}, n=block.get("n") or 0) for block in (ratio, drift))
+    return distinguishable(*intervals)
 
 
 def join_words(words: Iterable[str], last: str = "and") -> str:
