@@ -86,7 +86,7 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
     """Everything that the cell asks for, as a record. Only the machine's own failures pass through."""
     draft = _Draft(spec, folder)
     started, clock = datetime.now(UTC), time.monotonic()
-    sampler = Sampler(folder / "telemetry.csv.gz").start()
+    sampler = Sampler(folder / "telemetry.csv.gz", target=draft.config["target"]).start()
     try:
         _KINDS[draft.config["kind"]](draft)
     except _Ended:
