@@ -30,7 +30,7 @@ from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Role, Tape
-from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, train_batches
+from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
 Spec = Mapping[str, Any]
 
@@ -234,7 +234,7 @@ def _live(step: TrainingStep, optimizer) -> Iterator[torch.Tensor]:
 
 
 def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
-    """Peaks of a cold and a warm step by the allocator's meter, everything built inside the metered region. `folder` None: eager."""
+    """Peaks of a cold step and of the next, warm one by the allocator's meter, everything built inside the metered region. `folder` None: eager."""
     cell = _Cell.of(spec)
     counts: dict[str, Any] = {}
     if folder is not None and not cell.is_native:
@@ -255,7 +255,7 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
             )
         return lambda: one(*step.batch), lambda: list(_live(step, optimizer))
 
-    peaks = measure_step_peak(make, steps=3, device=cell.device)
+    peaks = measure_step_peak(make, steps=2, device=cell.device)
     found = {
         "meter": peaks.meter,
         "peak_bytes": peaks.peak_bytes,
@@ -376,9 +376,10 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
     profile, planner = cell.profile(), cell.planner()
     low, high = cell.config["search"]["low"], cell.config["search"]["high"]
     trials: list[dict[str, Any]] = []
+    model = cell.workload(low)
 
     def fits(batch_size: int) -> bool:
-        step = cell.workload(batch_size)
+        step = replace(model, batch=example_batch(cell.model, {**cell.config, "batch_size": batch_size}))
         tape = _with_costs(cell, cell.captured(step, batch_size).tape, profile, step)
         try:
             schedule = planner.plan(tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False))

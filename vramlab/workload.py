@@ -200,7 +200,7 @@ def _is_simulated(target: str) -> bool:
     return target.startswith("sim:")
 
 
-def _example(card: Card, config: Mapping[str, Any]) -> Batch:
+def example_batch(card: Card, config: Mapping[str, Any]) -> Batch:
     """The step's batch. A simulated step is only captured, at any size: its batch is zeros that no page of memory backs."""
     if not _is_simulated(config["target"]):
         return next(train_batches(card, config, 1))
@@ -233,7 +233,7 @@ def build(card: Card, config: Mapping[str, Any]) -> TrainingStep:
         model = make_model(card, config["model_options"]).train()
     layout = torch.channels_last if training["channels_last"] else torch.preserve_format
     model = model.to(device_of(config["target"])).to(memory_format=layout)
-    return TrainingStep(model=model, loss_fn=_loss_fn(card, config), batch=_example(card, config), seed=training["seed"],
+    return TrainingStep(model=model, loss_fn=_loss_fn(card, config), batch=example_batch(card, config), seed=training["seed"],
                         make_optimizer=partial(_make_optimizer, model, training), classes=_classes(config["model_options"]))
 
 
