@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 from vramlab.capture import capture
@@ -75,6 +76,17 @@ def _frozen() -> nn.Module:
     return net
 
 
+def _frozen_first_layers() -> nn.Module:
+    """The gradient of the input of the first BatchNorm is not wanted."""
+    net = _conv_block()
+    net[0].requires_grad_(False)
+    return net
+
+
+def _checkpointed(self, x):
+    return self.b(torch.utils.checkpoint.checkpoint(lambda v: F.relu(self.a(v)).sin(), x, use_reentrant=False))
+
+
 def _running_mean(self, x):
     h = self.a(x)
     with torch.no_grad():
@@ -136,6 +148,8 @@ def training_steps() -> dict[str, tuple[Callable[[], nn.Module], Callable, tuple
         ),
         "shared-module": (lambda: Net(lambda self, x: self.a(torch.tanh(self.a(x))), a=nn.Linear(6, 6)), mean_square, (x,)),
         "frozen-and-unused": (_frozen, mean_square, (x,)),
+        "frozen-first-layers": (_frozen_first_layers, cross_entropy, (_image(4, 3, 8, 8), _classes(4, 5))),
+        "checkpointed": (lambda: Net(_checkpointed, a=nn.Linear(6, 8), b=nn.Linear(8, 4)), mean_square, (x,)),
         "bfloat16-autocast": (lambda: Net(_autocast, a=nn.Linear(6, 8), b=nn.Linear(8, 4)), mean_square, (x,)),
         "transformer-dropout": (
             lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True),

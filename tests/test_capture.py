@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.steps import Net, cross_entropy, differences, mean_square, replay, training_steps
 from vramlab.capture import capture
@@ -144,6 +145,20 @@ def _coin(self, x):
     return self.a(x) if random.random() < 2 else x
 
 
+def _seeds(self, x):
+    torch.manual_seed(1)
+    return self.a(x) * torch.rand(3)
+
+
+def _seeds_the_generator(self, x):
+    torch.default_generator.manual_seed(1)
+    return self.a(x) * torch.rand(3)
+
+
+def _checkpointed_dropout(self, x):
+    return self.a(checkpoint(lambda v: nn.functional.dropout(v.sin()), self.a(x), use_reentrant=False))
+
+
 def _hooked():
     model = nn.Sequential(nn.Linear(3, 3))
     model[0].register_forward_hook(lambda *a: None)
@@ -180,6 +195,9 @@ REFUSED = {
     "counter in a module": (lambda: nn.Sequential(_Counter(3, 3)), "", "0", "attribute 'calls'"),
     "activation kept in a module": (lambda: nn.Sequential(_Keeper(3, 3)), "", "0", "attribute 'last'"),
     "Python's random": (lambda: Net(_coin, a=nn.Linear(3, 3)), "", "", "Python's random"),
+    "seed": (lambda: Net(_seeds, a=nn.Linear(3, 3)), "", "", "seeds the random"),
+    "seed of the generator": (lambda: Net(_seeds_the_generator, a=nn.Linear(3, 3)), "", "", "seeds the random"),
+    "checkpointed dropout": (lambda: Net(_checkpointed_dropout, a=nn.Linear(3, 3)), "", "", "activation checkpointing"),
     "compiled module": (lambda: torch.compile(nn.Linear(3, 3), backend="eager"), "", "", "OptimizedModule"),
     "data parallel": (lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 3))), "", "0", "DataParallel"),
     "forward hook": (_hooked, "", "0", "hook"),
@@ -200,6 +218,23 @@ def test_what_cannot_be_captured_is_refused_by_name(name):
     with pytest.raises(CaptureError) as refused:
         capture(make(), mean_square, (X,))
     assert op in refused.value.op and refused.value.module == module and reason in str(refused.value)
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_capture_leaves_generators_and_what_the_code_closes_over_alone(with_data):
+    total, model = torch.zeros(3), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+
+    def counting(model, x):
+        total.add_(x.sum(0))
+        return (model(x) * total).mean()
+
+    before = torch.get_rng_state()
+    capture(model, counting, (X,), with_data=with_data)
+    assert torch.equal(total, torch.zeros(3)) and torch.equal(torch.get_rng_state(), before)
+    executor = replay(model, counting, (X,), with_data=with_data)
+    executor(X)
+    executor(X)
+    assert torch.equal(total, 2 * X.sum(0))
 
 
 def test_a_loss_that_is_no_scalar_is_refused():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -34,7 +35,6 @@ from vramlab.collection import Library, find_collections
 from vramlab.errors import CaptureError, PlanInfeasible, Unsupported, WorkflowError, WrongResult
 from vramlab.meter import AllocatorMeter, measure_step_peak, storage_bytes
 from vramlab.record import Truth
-from vramlab.step import KEPT_PLANS
 from vramlab.tape import Role
 
 LIBRARY = Library(find_collections())
@@ -180,6 +180,17 @@ def test_inputs_that_require_a_gradient():
         pair.call_with(*batches)
         pair.update()
     assert batches[1][0].grad is not None
+
+
+def test_a_module_that_is_called_input():
+    def make():
+        return Net(lambda self, x: self.input[0] * self.loss(x), loss=nn.Linear(4, 4), input=nn.ParameterList([torch.full((4,), 0.5)]))
+
+    pair = Pair(make, mean_square, (X.clone().requires_grad_(),), budget=None)
+    batches = [(X.clone().requires_grad_(),) for _ in range(2)]
+    for _ in range(3):
+        pair.call_with(*batches)
+        pair.update()
 
 
 def test_batches_of_several_inputs_outputs_flags_and_nested_tensors():
@@ -340,67 +351,123 @@ def test_a_module_that_was_replaced_is_not_kept_alive():
     assert gone() is None
 
 
-def test_the_oldest_plans_are_forgotten():
-    step = vramlab.train_step(nn.Linear(4, 3), mean_square, (X,), budget=None, verify=False)
-    for n in range(KEPT_PLANS + 2):
-        step(torch.ones(n + 1, 4))
-    assert len(step._plans) == KEPT_PLANS
+def test_the_oldest_plans_are_forgotten(monkeypatch):
+    monkeypatch.setattr("vramlab.step.KEPT_PLANS", 2)
+    model = nn.Linear(4, 3)
+    step = vramlab.train_step(model, mean_square, (X,), budget=None, verify=False)
+    for n in (6, 5, 6, 4):
+        model.zero_grad()
+        step(X[:n])
+    assert len(step._plans) == 2
+    kept = {planned.plan.captured.tape.batch_size for planned in step._plans.values()}
+    assert kept == {6, 4}
 
 
 # --- Python values around the step ------------------------------------------------------------------------------------------
 FACTOR = 1.0
 
 
-class Recipe:
-    """What a project keeps its settings in."""
+class Settings:
+    """What a project keeps its numbers in, with some in the class."""
 
-    penalty = 0.1
+    penalty = 1.0
 
     def __init__(self) -> None:
-        self.factor, self.history, self.table = 1.0, [], {"power": 2}
+        self.factor, self.table, self.history, self.powers = 1.0, {"factor": 1.0}, [], [1.0]
+
+    def __deepcopy__(self, memo):
+        return self  # one for both models of a pair
+
+
+class Recipe(Settings):
+    """A loss as a method, which calls others."""
 
     def loss(self, model, x):
-        return self.scaled(model(x)) + self.penalty * model(x).abs().mean()
+        return (self.scaled(model(x)) * self.penalty * self.table["factor"] * self.powers[0]).mean()
 
     def scaled(self, out):
-        return (out ** self.table["power"]).mean() * self.factor
+        return out * self.factor
+
+    def __call__(self, model, x):
+        return self.loss(model, x)
 
 
-def _globally_scaled(model, x):
-    return model(x).mean() * FACTOR
+@dataclass(slots=True)
+class Slotted:
+    factor: float = 1.0
+
+
+class Scaled(nn.Module):
+    """Reads a number from an object that it holds, and one from its class."""
+
+    offset = 0.0
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.a, self.settings = nn.Linear(4, 3), settings
+
+    def forward(self, x):
+        return self.a(x) * self.settings.factor + self.offset
+
+
+def scaled_by_a_global(model, x):
+    return by_global(model(x)).mean()
+
+
+def by_global(out):
+    return out * FACTOR
+
+
+def with_a_default(model, x, *, factor=1.0):
+    return model(x).mean() * factor
+
+
+def number_readers(monkeypatch):
+    """name -> (make a model, loss function, set the number that it reads)."""
+    variable, recipe, slotted, shared = 1.0, Recipe(), Slotted(), Settings()
+    criterion = nn.HuberLoss(delta=1.0)
+    partial = functools.partial(lambda model, x, factor: model(x).mean() * factor, factor=1.0)
+
+    def set_variable(value):
+        nonlocal variable
+        variable = value
+
+    def attribute(owner, name):
+        return lambda value: monkeypatch.setattr(owner, name, value, raising=False)
+
+    return {
+        "closure": (two_layers, lambda model, x: model(x).mean() * variable, set_variable),
+        "global of a function that is called": (
+            two_layers,
+            scaled_by_a_global,
+            lambda value: monkeypatch.setitem(globals(), "FACTOR", value),
+        ),
+        "keyword default": (two_layers, with_a_default, lambda value: monkeypatch.setitem(with_a_default.__kwdefaults__, "factor", value)),
+        "partial": (two_layers, partial, lambda value: partial.keywords.update(factor=value)),
+        "attribute of the bound object": (two_layers, recipe.loss, attribute(recipe, "factor")),
+        "attribute of a callable object": (two_layers, Recipe(), attribute(Settings, "penalty")),
+        "attribute that hides its class's": (two_layers, recipe, attribute(recipe, "penalty")),
+        "in a dict": (two_layers, recipe.loss, lambda value: recipe.table.update(factor=value)),
+        "in a list": (two_layers, recipe.loss, lambda value: recipe.powers.__setitem__(0, value)),
+        "slots": (two_layers, lambda model, x: model(x).mean() * slotted.factor, attribute(slotted, "factor")),
+        "criterion": (two_layers, lambda model, x: criterion(model(x), x[:, :3]), attribute(criterion, "delta")),
+        "object that a module holds": (lambda: Scaled(shared), mean_square, attribute(shared, "factor")),
+        "class of a module": (lambda: Scaled(Settings()), mean_square, attribute(Scaled, "offset")),
+    }
 
 
 def test_a_number_that_the_code_reads_is_seen_when_it_changes(monkeypatch):
-    factor = 1.0
-
-    def set_variable(value):
-        nonlocal factor
-        factor = value
-
-    recipe = Recipe()
-    cases = {
-        "closure": (lambda model, x: model(x).mean() * factor, set_variable),
-        "global": (_globally_scaled, lambda value: monkeypatch.setitem(globals(), "FACTOR", value)),
-        "attribute": (recipe.loss, lambda value: setattr(recipe, "factor", value)),
-        "in a dict": (recipe.loss, lambda value: recipe.table.update(power=value)),
-        "of a class": (recipe.loss, lambda value: setattr(Recipe, "penalty", value)),
-        "in a default": (_with_default, lambda value: _with_default.__kwdefaults__.update(factor=value)),
-        "tensor": (recipe.loss, lambda value: setattr(recipe, "factor", torch.tensor(value))),
-    }
-    for name, (loss_fn, change) in cases.items():
-        pair = Pair(two_layers, loss_fn, (X,), budget=None)
+    for name, (make, loss_fn, set_number) in number_readers(monkeypatch).items():
+        print(name)  # shown when it fails
+        set_number(1.0)
+        pair = Pair(make, loss_fn, (X,), budget=None)
         losses = []
-        for value in (1.0, 3.0, 1.0):
-            change(value)
+        for value in (1.0, 0.1, 0.1):
+            set_number(value)
             losses.append(pair.call(X).item())
-            pair.both(lambda model: model.zero_grad())
-            pair.both(lambda model: [b.zero_() for b in model.buffers()])
+            pair.update()
         assert losses[0] != losses[1], name
-    Recipe.penalty = 0.1
-
-
-def _with_default(model, x, *, factor=1.0):
-    return model(x).mean() * factor
+        assert len(pair.step._plans) == 2, name
 
 
 def test_a_number_that_changes_beside_the_code_costs_nothing():
@@ -686,10 +753,10 @@ def sabotage_loss(monkeypatch):
 SABOTAGE = {
     sabotage_gradients: "0.weight.grad",
     sabotage_statistics: "1.running_mean",
-    sabotage_generator: "generator",
+    sabotage_generator: "the generator",
     sabotage_parameters: "0.weight",
     sabotage_gradients_by_dropping_one: "4.bias.grad",
-    sabotage_loss: "loss",
+    sabotage_loss: "the loss",
 }
 
 
@@ -766,26 +833,22 @@ def test_parameters_and_inputs_that_the_forward_writes_are_put_back_before_the_p
     assert pair.step.truth is Truth.EXACT and torch.equal(kept[1][0], X + 1 + 1 + 1)
 
 
-def test_nothing_of_eagers_run_stays_alive():
-    with AllocatorMeter() as meter:
-        model, inputs = conv_net(), images()
-        step = vramlab.train_step(model, cross_entropy, inputs, method="delta", budget=None)
-        loss = step(*inputs)
-        assert step.truth is Truth.EXACT
-        gc.collect()
-    live = [*model.parameters(), *model.buffers(), *inputs, *(p.grad for p in model.parameters()), loss]
-    assert meter.reading.final_bytes == storage_bytes(live)
-
-
-def test_the_verified_call_within_autocast_leaves_no_cached_casts():
-    with AllocatorMeter() as meter, torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_nothing_of_eagers_run_stays_alive(dtype):
+    """Within autocast neither: not even casts of the weights, which autocast keeps as long as its region lasts."""
+    region = torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext()
+    with region:
+        vramlab.train_step(conv_net(), cross_entropy, images(), budget=None)  # measures the ops, with a meter of its own
+    gc.collect()  # what is older than a meter must not die while it runs
+    with AllocatorMeter() as meter, region:
         model, inputs = conv_net(), images()
         step = vramlab.train_step(model, cross_entropy, inputs, budget=None)
         loss = step(*inputs)
+        gc.collect()
         with meter.span("after"):
             pass
     live = [*model.parameters(), *model.buffers(), *inputs, *(p.grad for p in model.parameters()), loss]
-    assert meter.span_bytes("after")[0] == storage_bytes(live)
+    assert step.truth is Truth.EXACT and meter.span_bytes("after")[0] == storage_bytes(live)
 
 
 # --- measuring one step -----------------------------------------------------------------------------------------------------------

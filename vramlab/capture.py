@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramlab.errors import CaptureError
 from vramlab.ops import dtype_name, encode_arg
-from vramlab.python_state import PLAIN, Change, Guard, Scope
+from vramlab.python_state import PLAIN, Change, Guard, Scope, seeding_noticed
 from vramlab.tape import STATE_ROLES, Op, Phase, Role, Storage, Tape, Tensor
 
 LossFn = Callable[..., torch.Tensor]
@@ -70,7 +70,8 @@ _NO_RECORD = frozenset(
     }
 )
 _FOREIGN_LEAF = (
-    "a tensor that requires a gradient is neither a parameter of the module nor an input; make it one, or call requires_grad_(False) on it"
+    "a tensor that requires a gradient is neither a parameter of the module nor an input. Make it one, or call requires_grad_(False) on "
+    "it; a parameter must be reached through the module that loss_fn is given"
 )
 _WRAPPERS = (
     "DataParallel",
@@ -82,6 +83,11 @@ _WRAPPERS = (
 )
 
 
+def input_name(place: int) -> str:
+    """How an element of the batch is named beside parameters and buffers: a space stands in no attribute."""
+    return f"input {place}"
+
+
 @dataclass(frozen=True)
 class Binding:
     """Which torch objects the state of a tape stands for. Tensor ids of the tape throughout."""
@@ -90,7 +96,7 @@ class Binding:
     buffers: Mapping[str, int]
     inputs: tuple[int | None, ...]  # per element of the flat batch, None for what is no tensor
     constants: Mapping[int, torch.Tensor]  # tensors that the code closes over, by tensor id
-    gradients: Mapping[str, int]  # parameter name (or "input.<i>") -> tensor of its gradient, only where there is one
+    gradients: Mapping[str, int]  # name of the parameter, or `input_name` -> tensor of its gradient, only where there is one
     optimizer_state: tuple[int, ...]
 
 
@@ -436,28 +442,26 @@ def _declare_batch(recorder: _Recorder, batch: Sequence[Any]) -> tuple[list[Any]
         _refuse_input(i, value, batch)
         fake = recorder.input_stand_in(value)
         fakes.append(fake)
-        ids.append(recorder.add_state(fake, Role.INPUT, f"input.{i}"))
+        ids.append(recorder.add_state(fake, Role.INPUT, input_name(i)))
     return fakes, ids
 
 
 def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Forward and backward under the recorder; returns the loss and each gradient by name."""
     targets = _gradient_targets(state, fake_batch)
-    generator = torch.get_rng_state()
     addresses = {n: _address(t) for n, t in state.fakes.items()}
     try:
-        with recorder.shapes_only(), recorder, _module_paths(recorder, model):
-            with stateless._reparametrize_module(model, state.fakes, tie_weights=True):
+        with _generators_kept(recorder), recorder.shapes_only(), recorder, _module_paths(recorder, model):
+            with stateless._reparametrize_module(model, state.fakes, tie_weights=True):  # in the backward too: it may run modules again
                 loss = loss_fn(model, *fake_batch)
-            _refuse_loss(loss, targets)
-            recorder.phase = Phase.BACKWARD
-            found = torch.autograd.grad(loss, list(targets.values()), allow_unused=True)
+                _refuse_loss(loss, targets)
+                recorder.phase = Phase.BACKWARD
+                found = torch.autograd.grad(loss, list(targets.values()), allow_unused=True)
     except CaptureError:
         raise
     except Exception as wrong:
         raise _explain(wrong, recorder) from wrong
     finally:
-        torch.set_rng_state(generator)
         torch.clear_autocast_cache()  # inside a region of the caller's it would keep stand-ins of the weights
     for name, fake in state.fakes.items():
         if _address(fake) != addresses[name]:
@@ -465,10 +469,27 @@ def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torc
     return loss, {n: g for n, g in zip(targets, found) if g is not None}
 
 
+@contextlib.contextmanager
+def _generators_kept(recorder: _Recorder) -> Iterator[None]:
+    """Puts the generators back, and refuses a step that sets one: a replay draws on, where eager would draw the same again."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices), seeding_noticed() as setters:
+        before = torch.get_rng_state()
+        yield
+        has_drawn = isinstance(recorder, _DataRecorder)
+        if "manual_seed" in setters or (not has_drawn and not torch.equal(before, torch.get_rng_state())):
+            raise CaptureError("the step seeds the random generator; seed it outside of the step")
+        if setters and any(draft.is_random for draft in recorder.drafts):
+            raise CaptureError(
+                "the step draws random numbers and sets the state of their generator, as activation checkpointing does to draw the same "
+                "again; leave that to the method (or pass preserve_rng_state=False where nothing in it is random)"
+            )
+
+
 def _gradient_targets(state: _State, fake_batch) -> dict[str, torch.Tensor]:
     """The leaves that eager's backward would give a `.grad`, tied weights once, under their first name."""
     named = [(n, state.fakes[n]) for n in state.parameters]
-    named += [(f"input.{i}", t) for i, t in enumerate(fake_batch) if isinstance(t, torch.Tensor)]
+    named += [(input_name(i), t) for i, t in enumerate(fake_batch) if isinstance(t, torch.Tensor)]
     first_name = {id(t): n for n, t in reversed(named) if t.requires_grad}
     by_name = dict(named)
     return {n: by_name[n] for n in reversed(first_name.values())}
@@ -503,7 +524,7 @@ def _finish(recorder, model, state, fake_batch, inputs, loss, gradients, batch, 
     loss_id = recorder.tensor_id(loss)
     recorder.storages[recorder.tensors[loss_id][0]].at_end = True
     real = dict(model.named_parameters(remove_duplicate=False)) | {
-        f"input.{i}": b for i, b in enumerate(batch) if isinstance(b, torch.Tensor)
+        input_name(i): b for i, b in enumerate(batch) if isinstance(b, torch.Tensor)
     }
     bound = _accumulate_gradients(recorder, gradients, real, with_gradient, loss_id)
     optimizer_state = _append_optimizer(recorder, state, bound, real, optimizer) if optimizer is not None else ()
@@ -775,7 +796,7 @@ def _refuse_input(place: int, value: torch.Tensor, batch: Sequence[Any]) -> None
 def _refuse_shared_writes(tape: Tape, binding: Binding, state: Mapping[str, torch.Tensor], batch: Sequence[Any]) -> None:
     """Inputs are captured as if each had memory of its own; where one is written, it must."""
     written = {storage for op in tape.ops if op.phase is not Phase.OPTIMIZER for storage in op.mutates}
-    inputs = {f"input {i}": (t, batch[i]) for i, t in enumerate(binding.inputs) if t is not None}
+    inputs = {input_name(i): (t, batch[i]) for i, t in enumerate(binding.inputs) if t is not None}
     others = {f"'{n}'": (t, state[n]) for n, t in [*binding.parameters.items(), *binding.buffers.items()]}
     constants = {f"tensor {t}, which the code closes over,": (t, c) for t, c in binding.constants.items()}
     everything = inputs | others | constants

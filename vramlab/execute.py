@@ -13,7 +13,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
-from vramlab.capture import Captured
+from vramlab.capture import Captured, input_name
 from vramlab.check import CheckedSchedule
 from vramlab.errors import CaptureError, Unsupported
 from vramlab.link import Link, make_link
@@ -98,6 +98,7 @@ class _StateReader:
             owner, _, key = name.rpartition(".")
             self._slots.append((tensor, owners[owner]._buffers, key))
         self._parameters = {n: (owners[n.rpartition(".")[0]]._parameters, n.rpartition(".")[2]) for n in captured.binding.parameters}
+        self._inputs = {input_name(i): i for i in range(len(captured.binding.inputs))}
 
     def read(self, batch: Sequence[Any]) -> dict[int, torch.Tensor]:
         """Tensor id -> tensor, for all that is there at the start."""
@@ -116,8 +117,8 @@ class _StateReader:
             self._leaf(name, batch).grad = grad
 
     def _leaf(self, name: str, batch: Sequence[Any]) -> torch.Tensor:
-        if name.startswith("input."):
-            return batch[int(name.removeprefix("input."))]
+        if name in self._inputs:
+            return batch[self._inputs[name]]
         slots, key = self._parameters[name]
         return slots[key]
 

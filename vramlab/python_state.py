@@ -2,12 +2,14 @@
 
 A replay runs no Python. What a step reads there is part of what a capture is valid for; what it changes there would be missed. Both are
 found by reading code objects, never by running them: closure cells, defaults, the globals that the code names, the objects found in these
-and those of their attributes that the code names.
+and those of their attributes that the code names. Not seen is what code reaches by a name that it makes up (`getattr`), and what changes
+in place inside a container of more than a hundred elements.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dis
 import functools
 import inspect
@@ -16,6 +18,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ _HASHED_AS_THEY_ARE = frozenset({types.FunctionType, types.BuiltinFunctionType, 
 _CONTAINERS = (dict, list, set, collections.deque)
 _LONG = 100  # what holds more elements is data, and is told from another by identity
 _DEEP = 4
-_LIBRARIES = sys.stdlib_module_names | {"numpy", "torch", "torchvision"}  # their code holds no values of the user's
+_LIBRARIES = frozenset({"builtins", "numpy", "torch", "torchvision"})  # and Python's own: their code holds no values of the user's
 _CALLED_UNNAMED = frozenset({"__call__", "forward", "backward", "setup_context"})
 _LOADS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 _FOLLOWS_PARAMETERS = frozenset({"_flat_weights", "_flat_weight_refs"})  # of a recurrent layer
@@ -81,6 +84,7 @@ class Scope:
         while known != len(self._names):  # a function found late may name an attribute of an object found early
             known = len(self._names)
             self._walk(loss_fn)
+        del self._seen
         self.slots = tuple(self._slots.values())
         self.watched = tuple(self._watched.values())
         self.modules = tuple(self._outside)  # modules that are no part of the model
@@ -94,7 +98,7 @@ class Scope:
         self._slots: dict[tuple, Slot] = {}
         self._watched: dict[int, Watched] = {}
         self._outside: list[torch.nn.Module] = []
-        self._seen = {id(module) for module in self._inside}
+        self._seen = {id(module): module for module in self._inside}  # by identity, and alive so that no address is met twice
         for module, name in self._inside.items():
             self._visit_module(module, name)
         self._visit(loss_fn, "loss_fn")
@@ -103,7 +107,7 @@ class Scope:
         kind = type(value)
         if kind in PLAIN or isinstance(value, torch.Tensor) or id(value) in self._seen:
             return
-        self._seen.add(id(value))
+        self._seen[id(value)] = value
         if isinstance(value, torch.nn.Module):
             for name, module in value.named_modules(memo={*self._inside, *self._outside}):
                 self._outside.append(module)
@@ -115,13 +119,15 @@ class Scope:
             if not _is_library(value.__module__):
                 self._visit_function(value, "loss_fn" if label == "loss_fn" else value.__qualname__)
         elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self._visit(part, label)
+            self._visit(value.func, label)
+            for holder, keys in ((value.args, range(len(value.args))), (value.keywords, value.keywords)):
+                for key in keys:
+                    self._add(Slot(f"argument {key!r} of {label}", holder, key))
         elif isinstance(value, (tuple, *_CONTAINERS)):
             self._visit_container(value, label)
         elif isinstance(value, types.ModuleType):
             if not _is_library(value.__name__):
-                self._add_named(value, vars(value), f"module {value.__name__}")
+                self._add_named(vars(value), vars(value), f"module {value.__name__}")
         elif isinstance(value, type):
             if not _is_library(value.__module__):
                 self._visit_class(value, _CALLED_UNNAMED | {"__init__"})
@@ -148,12 +154,13 @@ class Scope:
                 self._visit(element, label)
 
     def _visit_object(self, value: Any) -> None:
-        label = f"a {type(value).__name__}"
+        label, kind = f"a {type(value).__name__}", type(value)
         if hasattr(value, "__dict__"):
+            of_classes = (name for k in _own_classes(kind) for name in vars(k))  # an attribute of the object may come to hide them
             self._watched[id(vars(value))] = Watched(label, "", vars(value), True)
-            self._add_named(value, vars(value), label)
-        self._add_named(value, getattr(type(value), "__slots__", ()), label)
-        self._visit_class(type(value))
+            self._add_named(vars(value), {*vars(value), *of_classes}, label)
+        self._add_named(value, getattr(kind, "__slots__", ()), label)
+        self._visit_class(kind)
 
     def _visit_module(self, module: torch.nn.Module, path: str) -> None:
         self._watched[id(vars(module))] = Watched(f"module '{path}'", path, vars(module), True)
@@ -168,20 +175,20 @@ class Scope:
 
     def _visit_class(self, kind: type, called_unnamed: frozenset[str] = _CALLED_UNNAMED) -> None:
         """Attributes and methods that some code names; of a library's class only the methods."""
+        for own in _own_classes(kind):
+            self._add_named(own, vars(own), f"class {own.__name__}")
         is_library = _is_library(kind.__module__)
-        if not is_library:
-            self._add_named(kind, vars(kind), f"class {kind.__name__}")
         for name in sorted(self._names | called_unnamed):
             found = inspect.getattr_static(kind, name, None)
             found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
             if isinstance(found, types.FunctionType) and id(found) not in self._seen and (is_library or not _is_library(found.__module__)):
-                self._seen.add(id(found))
+                self._seen[id(found)] = found
                 self._visit_function(found, f"{kind.__name__}.{name}")
 
-    def _add_named(self, owner: Any, entries: Iterable[str], label: str) -> None:
-        """Those of an owner's attributes that some code names."""
-        for name in sorted(self._names.intersection(entries)):
-            self._add(Slot(f"attribute '{name}' of {label}", entries if isinstance(entries, dict) else owner, name))
+    def _add_named(self, holder: Any, names: Iterable[str], label: str) -> None:
+        """Those of these names that some code names."""
+        for name in sorted(self._names.intersection(names)):
+            self._add(Slot(f"attribute '{name}' of {label}", holder, name))
 
     def _add(self, slot: Slot) -> None:
         self._slots[id(slot.holder), slot.key] = slot
@@ -205,8 +212,19 @@ def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(globals_named), frozenset(attributes)
 
 
+@functools.cache
 def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in _LIBRARIES
+    """By name, and Python's own modules by where they lie too: a user's file may be called `test` or `code`."""
+    top = (module or "").partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return top in _LIBRARIES
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is None or Path(file).is_relative_to(Path(dis.__file__).parent)
+
+
+def _own_classes(kind: type) -> list[type]:
+    """A class and its bases, without those of libraries."""
+    return [k for k in kind.__mro__ if not _is_library(k.__module__)]
 
 
 # --- comparing ------------------------------------------------------------------------------------------------------------
@@ -293,6 +311,30 @@ class Guard:
         if not all(np.array_equal(now, before) for now, before in zip(np.random.get_state(), self._numpy)):
             np.random.set_state(self._numpy)
             yield Change("numpy's random state", "")
+
+
+@contextlib.contextmanager
+def seeding_noticed() -> Iterator[set[str]]:
+    """Names of torch's functions that set a generator's state, of those called in this context."""
+    called: set[str] = set()
+
+    def noticed(name: str, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.add(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    places = [(module, name) for module in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")]
+    places += [(torch.cuda, name) for name in ("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all")]
+    originals = [(module, name, getattr(module, name)) for module, name in places]
+    try:
+        for module, name, function in originals:
+            setattr(module, name, noticed("manual_seed" if "seed" in name else "set_rng_state", function))
+        yield called
+    finally:
+        for module, name, function in originals:
+            setattr(module, name, function)
 
 
 def _copy(container: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vramlab.capture import Captured
+from vramlab.capture import Captured, input_name
 from vramlab.tape import Phase
 
 Named = dict[str, torch.Tensor]
@@ -19,7 +19,7 @@ def state_of(captured: Captured, model: torch.nn.Module, batch: Sequence[Any], *
     tape, binding = captured.tape, captured.binding
     found = [(name, binding.parameters[name], value) for name, value in model.named_parameters()]
     found += [(name, binding.buffers[name], value) for name, value in model.named_buffers()]
-    found += [(f"input.{i}", tensor, value) for i, (tensor, value) in enumerate(zip(binding.inputs, batch)) if tensor is not None]
+    found += [(input_name(i), tensor, value) for i, (tensor, value) in enumerate(zip(binding.inputs, batch)) if tensor is not None]
     found += [(tape.storages[tape.tensors[tensor].storage].name, tensor, value) for tensor, value in binding.constants.items()]
     written = {storage for op in tape.ops if op.phase is not Phase.OPTIMIZER for storage in op.mutates}
     return {name: value for name, tensor, value in found if not written_only or tape.tensors[tensor].storage in written}
@@ -49,9 +49,9 @@ class Snapshot:
                     leaf.grad = None if value is None else value.to(self._device, copy=True)
                 else:
                     _write(leaf.grad, value)
-        torch.set_rng_state(self._values["generator"])
+        torch.set_rng_state(self._values["the generator"])
         if self._device.type == "cuda":
-            torch.cuda.set_rng_state(self._values["generator of the GPU"], self._device)
+            torch.cuda.set_rng_state(self._values["the GPU's generator"], self._device)
 
     def distances(self, loss: torch.Tensor | None = None) -> dict[str, float]:
         """What is not bit for bit as it was, and the largest absolute difference: infinite for another form, strides or generator state."""
@@ -59,9 +59,9 @@ class Snapshot:
         return values | {f"{name}.grad": math.inf for name, leaf in self._leaves.items() if _strides(leaf) != self._strides[name]}
 
     def _now(self, loss: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
-        now = {"loss": loss} | self._tensors | {f"{name}.grad": leaf.grad for name, leaf in self._leaves.items()}
-        now["generator"] = torch.get_rng_state()
-        return now | ({"generator of the GPU": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {})
+        now = {"the loss": loss} | self._tensors | {f"{name}.grad": leaf.grad for name, leaf in self._leaves.items()}
+        now["the generator"] = torch.get_rng_state()
+        return now | ({"the GPU's generator": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {})
 
 
 def _on_host(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from vramlab.against_eager import eager_fits, step_against_eager
-from vramlab.capture import LossFn, refuse_module
+from vramlab.capture import LossFn, input_name, refuse_module
 from vramlab.collection import Library, find_collections
 from vramlab.costs import measure_profile
 from vramlab.errors import Unsupported
@@ -220,7 +220,7 @@ def _over_inputs(loss_fn: LossFn, structure: TreeSpec) -> LossFn:
 def _with_gradient(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[str]:
     """Names of the leaves whose `.grad` is there already."""
     named = list(model.named_parameters(remove_duplicate=False))
-    named += [(f"input.{i}", value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    named += [(input_name(i), value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     yield from (name for name, value in named if value.is_leaf and value.grad is not None)
 
 
