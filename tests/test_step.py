@@ -213,9 +213,11 @@ def test_batches_of_several_inputs_outputs_flags_and_nested_tensors():
     assert len(pair.step._plans) == 5
 
 
-def test_one_tensor_is_an_example():
+def test_the_only_element_of_a_batch_is_an_example():
     pair = Pair(two_layers, mean_square, X, budget=None)
     train(pair, (X,))
+    pair = Pair(two_layers, lambda model, batch: model(batch["x"]).mean(), {"x": X}, budget=None)
+    train(pair, ({"x": X},))
 
 
 # --- what changes after the capture ---------------------------------------------------------------------------------------
@@ -554,6 +556,22 @@ def test_what_the_step_changes_in_python_is_refused_and_put_back():
     assert (calls, last, count, vars(logger), COUNT) == ([], {}, 0, {}, 0)
 
 
+@functools.cache
+def remembered(n: int) -> torch.Tensor:
+    return torch.arange(float(n))
+
+
+def test_a_function_that_remembers_tensors_is_not_left_with_stand_ins():
+    def loss(model, x):
+        return (model(x) * remembered(3)).mean()
+
+    with pytest.raises(CaptureError, match="what the function 'remembered' remembers"):
+        vramlab.train_step(two_layers(), loss, (X,), budget=None)
+    assert remembered(3).tolist() == [0, 1, 2]
+    pair = Pair(two_layers, loss, (X,), budget=None)
+    train(pair, (X,))
+
+
 def test_an_attribute_that_a_forward_sets_is_refused_and_put_back():
     def forward(self, x):
         self.last = self.a(x)
@@ -653,6 +671,23 @@ def test_an_unreachable_budget_names_the_smallest_and_that_one_works(method):
     train(pair, images(), 2)
     with pytest.raises(PlanInfeasible):
         vramlab.train_step(conv_net(), cross_entropy, images(), method=method, budget=int(0.99 * refused.smallest_bytes))
+
+
+def test_auto_is_the_free_memory_and_what_the_step_holds_already(monkeypatch):
+    monkeypatch.setattr("vramlab.prepare.free_bytes", lambda device: 10**9)
+    model, inputs = conv_net(), images()
+    optimizer = torch.optim.Adam(model.parameters())
+    there = storage_bytes([*model.parameters(), *model.buffers(), *inputs])
+
+    def resolved(**options):
+        return vramlab.train_step(model, cross_entropy, inputs, **options).budget_bytes
+
+    assert resolved() == resolved(optimizer=optimizer) == 10**9 + there
+    cross_entropy(model, *inputs).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state = storage_bytes(t for s in optimizer.state.values() for t in s.values())
+    assert resolved(optimizer=optimizer) == 10**9 + there + state
 
 
 def test_the_optimizers_state_counts():

@@ -87,6 +87,7 @@ class Scope:
         del self._seen
         self.slots = tuple(self._slots.values())
         self.watched = tuple(self._watched.values())
+        self.caches = tuple(self._caches)  # functions that remember their results
         self.modules = tuple(self._outside)  # modules that are no part of the model
 
     def values(self) -> tuple:
@@ -97,6 +98,7 @@ class Scope:
     def _walk(self, loss_fn: Callable) -> None:
         self._slots: dict[tuple, Slot] = {}
         self._watched: dict[int, Watched] = {}
+        self._caches: list[functools._lru_cache_wrapper] = []
         self._outside: list[torch.nn.Module] = []
         self._seen = {id(module): module for module in self._inside}  # by identity, and alive so that no address is met twice
         for module, name in self._inside.items():
@@ -118,6 +120,9 @@ class Scope:
         elif isinstance(value, types.FunctionType):
             if not _is_library(value.__module__):
                 self._visit_function(value, "loss_fn" if label == "loss_fn" else value.__qualname__)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._caches.append(value)
+            self._visit(value.__wrapped__, label)
         elif isinstance(value, functools.partial):
             self._visit(value.func, label)
             for holder, keys in ((value.args, range(len(value.args))), (value.keywords, value.keywords)):
@@ -174,16 +179,18 @@ class Scope:
             self._visit_class(type(module))
 
     def _visit_class(self, kind: type, called_unnamed: frozenset[str] = _CALLED_UNNAMED) -> None:
-        """Attributes and methods that some code names; of a library's class only the methods."""
+        """Attributes and methods that some code names."""
         for own in _own_classes(kind):
             self._add_named(own, vars(own), f"class {own.__name__}")
-        is_library = _is_library(kind.__module__)
         for name in sorted(self._names | called_unnamed):
             found = inspect.getattr_static(kind, name, None)
             found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
-            if isinstance(found, types.FunctionType) and id(found) not in self._seen and (is_library or not _is_library(found.__module__)):
-                self._seen[id(found)] = found
-                self._visit_function(found, f"{kind.__name__}.{name}")
+            if isinstance(found, types.FunctionType) and _is_library(kind.__module__):  # of an object that the code holds: a scaler, say
+                if id(found) not in self._seen:
+                    self._seen[id(found)] = found
+                    self._visit_function(found, found.__qualname__)
+            else:
+                self._visit(found, name)
 
     def _add_named(self, holder: Any, names: Iterable[str], label: str) -> None:
         """Those of these names that some code names."""
@@ -284,11 +291,12 @@ class Guard:
     def __init__(self, scope: Scope) -> None:
         self._slots = [(slot, slot.read()) for slot in scope.slots if not isinstance(slot.holder, tuple)]
         self._watched = [(watched, _copy(watched.container)) for watched in scope.watched]
+        self._caches = [(cache, cache.cache_info().currsize) for cache in scope.caches]
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
     def undo(self) -> list[Change]:
         """All that differs from before."""
-        return [*self._undo_watched(), *self._undo_slots(), *self._undo_random()]
+        return [*self._undo_watched(), *self._undo_slots(), *self._undo_caches(), *self._undo_random()]
 
     def _undo_watched(self) -> Iterator[Change]:
         for watched, before in self._watched:
@@ -303,6 +311,12 @@ class Guard:
             if not _is_same(before, slot.read()):
                 slot.write(before)
                 yield Change(slot.label, "")
+
+    def _undo_caches(self) -> Iterator[Change]:
+        for cache, size in self._caches:
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()  # single entries cannot be taken out
+                yield Change(f"what the function '{cache.__name__}' remembers", "")
 
     def _undo_random(self) -> Iterator[Change]:
         if random.getstate() != self._python:

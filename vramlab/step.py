@@ -32,7 +32,7 @@ KEPT_PLANS = 16
 def train_step(
     model: torch.nn.Module,
     loss_fn: LossFn,
-    example: Sequence[Any] | torch.Tensor,
+    example: Any,
     *,
     method: str = "delta",
     budget: str | int | None = "auto",
@@ -44,9 +44,9 @@ def train_step(
 ) -> TrainStep:
     """A callable that does what `loss_fn(model, *batch).backward()` does, within `budget` bytes of device memory.
 
-    `loss_fn(model, *batch)` returns the scalar loss. `example` is a batch, or its only tensor: tensors, nested in lists, tuples and dicts
-    as you like, and plain values. The step for it is captured and planned here; another shape, mode or value is captured and planned at its
-    first call. So what changes from step to step should be a tensor of the batch, not a Python number.
+    `loss_fn(model, *batch)` returns the scalar loss. `example` is a batch, a tuple or list of tensors, of lists, tuples and dicts that nest
+    them, and of plain values; or its only element. The step for it is captured and planned here; another shape, mode or value is captured
+    and planned at its first call. So what changes from step to step should be a tensor of the batch, not a Python number.
 
     `budget`: "6GiB", "6GB", a number of bytes, "60%" (of the simulated eager peak on the example), "auto" (free memory less a margin) or
     None. It is resolved once and bounds everything that the step holds: parameters, gradients, buffers, inputs, activations, the inside of
@@ -57,7 +57,7 @@ def train_step(
     one call needs eager's memory and copies of the state. Raises CaptureError, PlanInfeasible, Unsupported, WorkflowError (unknown method
     or option) and ValueError (a budget that is none).
     """
-    batch = (example,) if isinstance(example, torch.Tensor) else tuple(example)
+    batch = tuple(example) if isinstance(example, tuple | list) else (example,)
     return TrainStep(model, loss_fn, batch, method, budget, device, optimizer, verify, collections, options)
 
 
