@@ -1,0 +1,59 @@
+"""Expected results of a workflow, from a run that is believed: written beside the workflow as `workflows/<name>.expected.json`.
+
+    python benchmarks/expected.py results/resnet50-delta/<run>
+
+One entry a cell: its outcome, its truth and the numbers that do not depend on the machine's speed, with the tolerance inside which another
+machine of the same kind should land. Step times are given for orientation, with the processor that they were measured on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, machine
+
+from vramlab.record import RunRecord
+from vramlab.run_folder import RunFolder
+
+PEAK_TOLERANCE_SHARE, PEAK_TOLERANCE_BYTES = 0.005, 2**20
+
+
+def expected_of(run: RunFolder) -> dict[str, Any]:
+    """The body of the file."""
+    cells = [entry(record) for record in run.records().values()]
+    return {
+        "workflow": run.plan["workflow"]["name"],
+        "label": run.plan["workflow"]["label"],
+        "measured_on": machine(),
+        "peak_tolerance": {"share": PEAK_TOLERANCE_SHARE, "bytes": PEAK_TOLERANCE_BYTES, "which": "the larger"},
+        "cells": cells,
+    }
+
+
+def entry(record: RunRecord) -> dict[str, Any]:
+    """What to expect of one cell."""
+    config, measured, predicted = record.config, record.measured, record.predicted
+    found = {key: config[key] for key in ("experiment", "kind", "model", "batch_size", "method", "budget", "target")}
+    found |= {"outcome": str(record.outcome), "truth": str(record.truth), "measured_peak_bytes": measured.get("peak_bytes")}
+    found |= {"simulated_peak_bytes": predicted.get("peak_bytes"), "ratio_to_eager": (measured.get("ratio") or {}).get("median")}
+    if record.search:
+        found["simulated_largest_batch"] = record.search["largest"]
+    if record.training:
+        found["equal_steps"] = record.training["equal_steps"]
+        found["final_accuracy"] = record.training["accuracy"][-1][1] if record.training["accuracy"] else None
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def main() -> None:
+    run = RunFolder(Path(sys.argv[1]))
+    body = expected_of(run)
+    path = ROOT / "workflows" / f"{body['workflow']}.expected.json"
+    path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+    print(f"{path.name}: {len(body['cells'])} cells")
+
+
+if __name__ == "__main__":
+    main()

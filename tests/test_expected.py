@@ -1,0 +1,35 @@
+"""Expected results beside the workflows: they name the cells that the workflows have, and every number has its kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vramlab.collection import Library, built_in_collection
+from vramlab.workflow import Host, expand, load_workflow
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "workflows").glob("*.expected.json"))
+KEYS = ("experiment", "kind", "model", "batch_size", "method", "budget", "target")
+
+
+def test_every_quick_workflow_has_expected_results():
+    assert {f.name for f in FILES} >= {"smoke.expected.json", "resnet50-delta.expected.json"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_expected_cells_are_the_workflows_cells(path):
+    body = json.loads(path.read_text())
+    plan = expand(load_workflow(f"{body['workflow']}.yaml", Library([built_in_collection()])), Host())
+    planned = {tuple(cell.config[key] for key in KEYS) for cell in plan.cells}
+    assert {tuple(cell.get(key) for key in KEYS) for cell in body["cells"]} == planned
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_measured_numbers_belong_to_cells_that_are_exact(path):
+    for cell in json.loads(path.read_text())["cells"]:
+        if "measured_peak_bytes" in cell:
+            assert (cell["outcome"], cell["truth"]) == ("ok", "exact") and not cell["target"].startswith("sim:")
+        assert cell["outcome"] in ("ok", "plan_infeasible")
