@@ -96,7 +96,7 @@ def search(method: str, largest: int | None, *, high: int = 4096) -> RunRecord:
               "target": "sim:v100-32gb", "search": {"low": 1, "high": high}}
     trials = [{"batch_size": b, "fits": largest is not None and b <= largest, "peak_bytes": b * MIB, "outcome": "ok"} for b in (1, 64, 512)]
     return make_record(config=config, truth=Truth.NOT_RUN, search={"largest": largest, "low": 1, "high": high, "memory_bytes": 32 * 2**30,
-                                                                  "trials": trials})
+                                                                  "trials": trials, "hit_upper_end": largest == high})
 
 
 def training(method: str, *, steps: int = 200, wrong_at: int | None = None, accuracy: bool = True, planned: int | None = None,
@@ -105,7 +105,7 @@ def training(method: str, *, steps: int = 200, wrong_at: int | None = None, accu
     loss = [2.0 / (i + 1) for i in range(steps)]
     ours = [v * (1.5 if wrong_at is not None and i >= wrong_at - 1 else 1.0) for i, v in enumerate(loss)]
     accuracies = [[[steps // 2, 0.5], [steps, last]] if accuracy else [] for last in (final_accuracy, 0.9)]
-    block = {"steps": steps, "loss": ours, "grad_norm": [1.0] * steps, "accuracy": accuracies[0],
+    block = {"steps": list(range(1, steps + 1)), "loss": ours, "grad_norm": [1.0] * steps, "accuracy": accuracies[0],
              "eager_loss": loss, "eager_grad_norm": [1.0] * steps, "eager_accuracy": accuracies[1],
              "equal_steps": steps if wrong_at is None else wrong_at - 1, "first_difference": wrong_at}
     config = make_config()["training"] | {"steps": planned or steps, "eval_every": steps // 2}

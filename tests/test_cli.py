@@ -10,20 +10,23 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hand_made import infeasible_step, measured_step, search, simulated_step, training
 from shelves import small_workflow, write_fake_cell, write_method, write_model, write_workflow
 
 import vramlab.cli.workflows as workflows
 from vramlab import doctor
 from vramlab.cli import main
-from vramlab.cli.progress import TimeLeft
+from vramlab.cli.progress import TimeLeft, summary
 from vramlab.cli.words import command, duration, table
 from vramlab.collection import Library
 from vramlab.doctor import State, TorchFacts, detect_host
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.method_check import chain, check_method
+from vramlab.record import Outcome
 from vramlab.runner import Runner
 from vramlab.workflow import Host, expand, load_workflow
 
@@ -196,7 +199,7 @@ def test_a_failed_cell_is_told_with_its_log_and_the_command_that_runs_it_again(s
     monkeypatch.setenv("VRAMLAB_PROG", "./run")
     assert main(["run", "workflow", "small", "methods=[toy-segfault, toy-good]"]) == 1
     said = capsys.readouterr().out
-    assert "crashed: toy b4 toy-segfault 60% on cpu: crashed (SIGSEGV): the cell's process died of SIGSEGV" in said
+    assert "\ntoy b4 toy-segfault 60% on cpu: crashed (SIGSEGV): the cell's process died of SIGSEGV" in said
     assert re.search(r"^  results/small/\w+/cells/\w+/stdout\.log$", said, re.MULTILINE)
     assert "To run the cells again that crashed or timed out: ./run workflow small 'methods=[toy-segfault, toy-good]'" in said
 
@@ -287,6 +290,19 @@ def test_time_left_of_a_grown_workflow_goes_by_its_other_runs(shelf, capsys):
 def test_words():
     assert [duration(s) for s in (0.4, 89, 91, 3600, 5460, None)] == ["0 s", "89 s", "2 min", "60 min", "1 h 31 min", "-"]
     assert table(("a", "bb"), [("x", 1), ("yyy", None)], right=("bb",)) == "a    bb\n---  --\nx     1\nyyy"
+
+
+@pytest.mark.parametrize(("record", "said"), [
+    (training("delta", steps=200), "ok, exact, equal to eager at all 200 steps"),
+    (replace(training("delta", steps=200, wrong_at=8), outcome=Outcome.OK), "ok, wrong, equal to eager at 7 of 200 steps"),
+    (search("delta", 408), "ok, *simulated*, largest batch 408"),
+    (search("delta", 512, high=512), "ok, *simulated*, largest batch at least 512"),
+    (infeasible_step("checkpoint", "40%"), "plan infeasible (gpu memory): the smallest it can reach is 700 MiB"),
+    (measured_step("delta", 600, budget="60%", ratio=1.4), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time"),
+    (simulated_step("delta", 598, budget="60%"), "ok, *simulated*, peak 598.0 MiB of 600.0 MiB"),
+])
+def test_a_cell_in_a_few_words(record, said):
+    assert summary(record) == said
 
 
 # ------------------------------------------------------------------------------------------------ doctor

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vramlab.cli.words import duration
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.words import bytes_in_words, is_simulated_target
+from vramlab.report.words import bytes_in_words, is_simulated
 from vramlab.run_folder import RunFolder, is_done, seconds_of_cells
 from vramlab.runner import Display
 from vramlab.workflow import Cell, Plan
@@ -55,18 +55,20 @@ def time_left(plan: Plan, run: RunFolder) -> TimeLeft:
 def summary(record: RunRecord) -> str:
     """`ok, exact, peak 612 MiB of 640 MiB, 1.21x eager's time`: one cell in a few words."""
     if record.outcome is not Outcome.OK:
-        return f"{record.outcome}{f' ({record.reason})' if record.reason else ''}: {record.message}".rstrip(": ")
-    block = record.predicted if is_simulated_target(record.config) else record.measured
-    parts = ["ok, *simulated*" if is_simulated_target(record.config) else f"ok, {record.truth}"]
+        outcome, reason = (str(word).replace("_", " ") for word in (record.outcome, record.reason))
+        return f"{outcome}{f' ({reason})' if reason else ''}: {record.message}".rstrip(": ")
+    block = record.predicted if is_simulated(record) else record.measured
+    parts = ["ok, *simulated*" if is_simulated(record) else f"ok, {str(record.truth).replace('_', ' ')}"]
     if record.search:
-        parts.append(f"largest batch {record.search.get('largest')}")
+        parts.append(f"largest batch {'at least ' if record.search['hit_upper_end'] else ''}{record.search['largest']}")
     if block.get("peak_bytes") is not None:
         budget = f" of {bytes_in_words(record.budget_bytes)}" if record.budget_bytes else ""
         parts.append(f"peak {bytes_in_words(block['peak_bytes'])}{budget}")
     if (record.measured.get("ratio") or {}).get("median") is not None:
         parts.append(f"{record.measured['ratio']['median']:.2f}x eager's time")
-    if record.training.get("equal_steps") is not None:
-        parts.append(f"equal to eager at {record.training['equal_steps']} of {record.training.get('steps')} steps")
+    if record.training:
+        equal, steps = record.training["equal_steps"], len(record.training["steps"])
+        parts.append(f"equal to eager at {'all' if equal == steps else f'{equal} of'} {steps} steps")
     return ", ".join(parts)
 
 

@@ -17,7 +17,7 @@ from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.words import DASH, bytes_in_words, budget_in_words, is_simulated_target, seconds_in_words
+from vramlab.report.words import DASH, bytes_in_words, budget_in_words, is_simulated, seconds_in_words
 from vramlab.run_folder import RunFolder, is_done
 from vramlab.runner import Result, Runner, plan_to_json
 from vramlab.workflow import Host, Plan, expand, load_workflow, single_cell
@@ -64,23 +64,23 @@ def _count_done(result: Result) -> int:
 
 def result_row(plan_label: str, record: RunRecord) -> list[str]:
     """One line of the result table."""
-    config, is_simulated = record.config, is_simulated_target(record.config)
-    block = record.predicted if is_simulated else record.measured
+    config, is_from_simulator = record.config, is_simulated(record)
+    block = record.predicted if is_from_simulator else record.measured
     batch = config["batch_size"] if config["batch_size"] is not None else record.search.get("largest")
-    target = f"{config['target'].removeprefix('sim:')} *simulated*" if is_simulated else config["target"]
+    target = f"{config['target'].removeprefix('sim:')} *simulated*" if is_from_simulator else config["target"]
     return [
         config["experiment"], config["model"], DASH if batch is None else str(batch), plan_label,
-        DASH if config["budget"] is None else budget_in_words(config), target, str(record.outcome), _truth(record, is_simulated),
-        bytes_in_words(block.get("peak_bytes")), _time(record, is_simulated),
+        DASH if config["budget"] is None else budget_in_words(config), target, str(record.outcome).replace("_", " "),
+        _truth(record), bytes_in_words(block.get("peak_bytes")), _time(record),
     ]
 
 
-def _truth(record: RunRecord, is_simulated: bool) -> str:
-    return DASH if is_simulated else str(record.truth).replace("_", " ")
+def _truth(record: RunRecord) -> str:
+    return DASH if is_simulated(record) else str(record.truth).replace("_", " ")
 
 
-def _time(record: RunRecord, is_simulated: bool) -> str:
-    if is_simulated:
+def _time(record: RunRecord) -> str:
+    if is_simulated(record):
         return seconds_in_words(record.predicted.get("step_seconds"))
     ratio = (record.measured.get("ratio") or {}).get("median")
     return DASH if ratio is None else f"{ratio:.2f}x eager"
@@ -95,7 +95,7 @@ def _print_result(plan: Plan, result: Result, report: Path, again: str) -> None:
     print(table(COLUMNS, [result_row(labels[cell_id], record) for cell_id, record in result.records.items()], right=("batch", "peak")))
     failed = [(cell_id, record) for cell_id, record in result.records.items() if not plan.is_expected(record.kind, record.outcome)]
     for cell_id, record in failed:
-        print(f"\n{record.outcome}: {_title(plan, cell_id)}: {summary(record)}\n  {result.run.cell_folder(cell_id) / 'stdout.log'}")
+        print(f"\n{_title(plan, cell_id)}: {summary(record)}\n  {result.run.cell_folder(cell_id) / 'stdout.log'}")
     if any(not is_done(record) for _, record in failed):
         print(f"\nTo run the cells again that crashed or timed out: {again}")
     _print_untestable(plan)
