@@ -273,6 +273,17 @@ def test_what_changes_after_the_capture_is_seen(change):
     train(pair, (X,), steps=2)
 
 
+@pytest.mark.parametrize("change", [in_eval, frozen, with_another_module, with_another_scalar])
+def test_a_plan_that_outlived_such_a_change_would_be_wrong(change, monkeypatch):
+    """The pair finds out what the key is for."""
+    pair = Pair(two_layers, mean_square, (X,), budget=None)
+    train(pair, (X,), steps=1)
+    pair.both(change)
+    monkeypatch.setattr(pair.step, "_find", lambda inputs, structure: pair.step._last)
+    with pytest.raises(AssertionError):
+        pair.call(X)
+
+
 def test_modes_that_come_back_are_not_planned_again():
     pair = Pair(two_layers, mean_square, (X,), budget=None)
     for training in (True, False, True, False):

@@ -195,12 +195,14 @@ class TrainStep:
             planned.truth_reason = "eager does not fit in this machine's memory"
             return planned.executor(*inputs).loss
 
+        def step() -> torch.Tensor:
+            return planned.executor(*inputs, verify=True).loss
+
         def eager() -> torch.Tensor:
             loss = self._loss_fn(self._model, *tree_unflatten(inputs, structure))
             loss.backward()
             return loss
 
-        step = lambda: planned.executor(*inputs, verify=True).loss  # noqa: E731
         loss, planned.truth = step_against_eager(step, eager, captured, self._model, inputs, self._device)
         return loss
 
