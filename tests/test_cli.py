@@ -70,6 +70,12 @@ def test_help_answers_in_half_a_second():
         assert re.search(rf"^  {word} ", done.stdout, re.MULTILINE), word
 
 
+def test_help_of_the_script_names_its_own_words_too():
+    said = " ".join(call("--help", prog="./run").stdout.split())
+    assert all(words in said for words in ("short for ./run run workflow FILE", "./run tests", "./run clean [--all]"))
+    assert "clean" not in call("--help").stdout
+
+
 @pytest.mark.parametrize("words", [["--help"], ["run", "workflow", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(words):
     done = subprocess.run([sys.executable, "-X", "importtime", "-m", "vramlab", *words], capture_output=True, text=True, cwd=ROOT)
@@ -136,6 +142,7 @@ def test_show(shelf, capsys):
     assert "threshold: float, default 1, at least 0, at most 8: when to do it" in shown and "source_sha256" in shown
     assert main(["show", "method", "toy-good", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["source_sha256"] == Library([shelf]).method("toy-good").sha256
+    assert main(["show", "method", "delta", "--collection", str(ROOT)]) == 0 and "Yu Tang, Chenyu Wang, " in capsys.readouterr().out
     assert main(["show", "claim", "delta-bs-r50", "--json"]) == 0 and json.loads(capsys.readouterr().out)["value"] == 2.04
     assert main(["show", "device", "v100-32gb", "--json"]) == 0 and json.loads(capsys.readouterr().out)["memory_bytes"] == 32 * 2**30
     assert main(["show", "model", "toy", "--json"]) == 0 and json.loads(capsys.readouterr().out)["family"] == "toy"
@@ -220,6 +227,9 @@ def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):
     assert (config["target"], config["budget"], config["model_options"]["classes"]) == ("sim:v100-32gb", "60%", 3)
     assert main([*words, "--budget", "60%"]) == 0
     assert "all *simulated* on sim:v100-32gb:" in capsys.readouterr().out
+    assert list(workflows._room("sim:v100-32gb", 32 * 2**30)) == [("device's memory", "32.00 GiB: the peak fits")]
+    assert list(workflows._room("sim:v100-32gb", 32 * 2**30 + 1)) == [("device's memory", "32.00 GiB: the peak does not fit")]
+    assert list(workflows._room("cpu", 1)) == list(workflows._room("sim:v100-32gb", None)) == []
     assert not (shelf / "results").exists() and not list((shelf / "cache").rglob("record.json"))
     assert main(words) == 2
     assert "arguments:1:1: method 'toy-good' plans for a budget and none is given" in capsys.readouterr().err

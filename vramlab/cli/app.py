@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,13 @@ import typer
 
 from vramlab import __version__
 
+# What the script `run` answers itself; it names itself in VRAMLAB_PROG.
+_OF_THE_SCRIPT = "{0} workflow FILE is short for {0} run workflow FILE; {0} tests and {0} clean [--all] test and tidy this checkout."
+
 app = typer.Typer(
     name="vramlab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="A reproducibility benchmark harness for GPU-memory management in DNN training.",
+    epilog=_OF_THE_SCRIPT.format(os.environ["VRAMLAB_PROG"]) if "VRAMLAB_PROG" in os.environ else None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 

@@ -70,7 +70,10 @@ def _require(what: str, known: Mapping[str, Any]) -> None:
 
 def _in_words(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        words = [str(word) for word in value]
+        return (", " if any(" " in word for word in words) else " ").join(words)
+    if isinstance(value, float):
+        return f"{value:.12g}"
     return {True: "yes", False: "no", None: ""}.get(value, str(value)) if isinstance(value, bool | None) else str(value)
 
 

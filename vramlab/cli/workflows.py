@@ -8,11 +8,12 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
 from vramlab.cli.words import command, duration, print_json, table
 from vramlab.collection import Library, find_collections
+from vramlab.device import load_profile
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable
@@ -217,13 +218,15 @@ class _Silent(PlainDisplay):
 
 def _print_prediction(record: RunRecord) -> None:
     config, predicted = record.config, record.predicted
-    print(f"{config['model']} batch {config['batch_size']}, {config['method']} {json.dumps(config['options'])}: {record.outcome}"
+    options = f" {json.dumps(config['options'])}" if config["options"] else ""
+    print(f"{config['model']} batch {config['batch_size']}, {config['method']}{options}: {str(record.outcome).replace('_', ' ')}"
           f"{f' ({record.message})' if record.message else ''}")
     if record.outcome is not Outcome.OK:
         return
     rows = [
         ("budget", bytes_in_words(record.budget_bytes)),
-        ("peak", f"{bytes_in_words(predicted.get('peak_bytes'))} at {predicted.get('peak_op', DASH)}"),
+        ("peak", f"{bytes_in_words(predicted.get('peak_bytes'))} at op {predicted.get('peak_op', DASH)}"),
+        *_room(config["target"], predicted.get("peak_bytes")),
         ("host peak", bytes_in_words(predicted.get("peak_host_bytes"))),
         ("eager's peak", bytes_in_words(record.eager_peak_bytes)),
         ("step", seconds_in_words(predicted.get("step_seconds"))),
@@ -233,3 +236,10 @@ def _print_prediction(record: RunRecord) -> None:
     ]
     print(f"all *simulated* on {predicted.get('profile', config['target'])}:")
     print("\n".join(f"  {name:<19} {value}" for name, value in rows))
+
+
+def _room(target: str, peak_bytes: int | None) -> Iterator[tuple[str, str]]:
+    """Whether a stated device holds the peak; a plan without a budget may well exceed it."""
+    if target.startswith("sim:") and peak_bytes is not None:
+        memory_bytes = load_profile(target.removeprefix("sim:")).memory_bytes
+        yield "device's memory", f"{bytes_in_words(memory_bytes)}: the peak {'fits' if peak_bytes <= memory_bytes else 'does not fit'}"
