@@ -87,7 +87,9 @@ def bits(value: torch.Tensor | None) -> Any:
     """All that must be equal of a tensor."""
     if value is None:
         return None
-    return value.dtype, tuple(value.shape), value.stride(), value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    dense = value.detach().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))  # one expanded element is contiguous with stride 0
+    return value.dtype, tuple(value.shape), value.stride(), flat.view(torch.uint8).numpy().tobytes()
 
 
 class Pair:

@@ -171,6 +171,23 @@ def _gradient_hooked():
     return model
 
 
+def _runs_backward(self, x):
+    out = self.a(x)
+    out.sum().backward(retain_graph=True)
+    return out
+
+
+def _writes_out(self, x):
+    out = self.a(x)
+    return torch.add(out.detach(), 1, out=torch.empty(2, 3)) * out
+
+
+def _reads_gradient():
+    model = Net(lambda self, x: self.a(x) * self.a.bias.grad, a=nn.Linear(3, 3))
+    model.a.bias.grad = torch.ones(3)
+    return model
+
+
 X = torch.ones(2, 3)
 REFUSED = {
     "value read in Python": (
@@ -203,6 +220,10 @@ REFUSED = {
     "forward hook": (_hooked, "", "0", "hook"),
     "gradient hook": (_gradient_hooked, "", "", "gradient hook"),
     "nothing to train": (lambda: nn.Linear(3, 3).requires_grad_(False), "", "", "no parameter that requires a gradient"),
+    "no data": (lambda: nn.Linear(3, 3, device="meta"), "", "", "meta device"),
+    "backward of its own": (lambda: Net(_runs_backward, a=nn.Linear(3, 3)), "", "", "leave backward()"),
+    "out= of a temporary": (lambda: Net(_writes_out, a=nn.Linear(3, 3)), "aten.add.out", "", "out="),
+    "gradient read": (_reads_gradient, "", "", ".grad"),
     "resized storage": (
         lambda: Net(lambda self, x: self.a(x.clone().resize_(1, 3)), a=nn.Linear(3, 3)),
         "resize_",
@@ -235,6 +256,12 @@ def test_capture_leaves_generators_and_what_the_code_closes_over_alone(with_data
     executor(X)
     executor(X)
     assert torch.equal(total, 2 * X.sum(0))
+
+
+def test_a_refusal_logs_nothing(caplog):
+    with pytest.raises(CaptureError, match="reduction dim"):
+        capture(nn.Linear(4, 3), mean_square, (X,))
+    assert caplog.text == ""
 
 
 def test_a_loss_that_is_no_scalar_is_refused():

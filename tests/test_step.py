@@ -54,6 +54,27 @@ def train(pair: Pair, batch: tuple, steps: int = 3) -> None:
         pair.update()
 
 
+class _Share(nn.Module):
+    """A parameter that can be the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("loss_fn", [lambda m, x: m.share, lambda m, x: (m.share * x).mean().expand(1)], ids=["parameter", "expanded"])
+def test_a_loss_that_is_a_parameter_or_an_expanded_element(loss_fn):
+    train(Pair(_Share, loss_fn, (X,), method="replay", budget=None), (X,))
+
+
+def test_every_budget_below_the_smallest_is_refused_though_only_the_end_binds():
+    batch, loss_fn = (torch.ones(1, 6),), lambda model, x: model(x)
+    refused = least_budget(lambda: nn.Linear(6, 1), loss_fn, batch, method="delta").smallest_bytes
+    for budget in range(1, int(refused * 0.98)):
+        with pytest.raises(PlanInfeasible, match="binds"):
+            step_of(lambda: nn.Linear(6, 1), loss_fn, batch, method="delta", budget=budget)
+
+
 # --- every method, every budget -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", PLANNERS)
 @pytest.mark.parametrize(

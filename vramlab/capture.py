@@ -8,6 +8,7 @@ which a functionalised graph does not; aliases are read off the fake storages, n
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
@@ -194,6 +195,8 @@ class _Recorder(TorchDispatchMode):
 
     def tensor_id(self, fake: torch.Tensor) -> int:
         """The id of this view of its storage's present version."""
+        if _address(fake) not in self._current:
+            raise CaptureError("a tensor is read that the step neither made nor was given, such as a parameter's .grad", module=self.layer)
         return self._view_id(self._current[_address(fake)], fake)
 
     def _view_id(self, storage: int, fake: torch.Tensor) -> int:
@@ -320,6 +323,8 @@ class _Recorder(TorchDispatchMode):
                 if storage not in draft.mutates:
                     draft.mutates.append(storage)
                 continue
+            if target.endswith("out"):
+                raise CaptureError("it writes into a tensor given as out=; use what it returns instead", op=target, module=self.layer)
             if draft.takeover is not None:
                 if draft.takeover[1] == storage:
                     continue
@@ -450,11 +455,13 @@ def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torc
     """Forward and backward under the recorder; returns the loss and each gradient by name."""
     targets = _gradient_targets(state, fake_batch)
     addresses = {n: _address(t) for n, t in state.fakes.items()}
+    grads = {name: (t.grad, t.grad is not None and t.grad._version) for name, t in targets.items()}
     try:
-        with _generators_kept(recorder), recorder.shapes_only(), recorder, _module_paths(recorder, model):
+        with _fake_kernels_quiet(), _generators_kept(recorder), recorder.shapes_only(), recorder, _module_paths(recorder, model):
             with stateless._reparametrize_module(model, state.fakes, tie_weights=True):  # in the backward too: it may run modules again
                 loss = loss_fn(model, *fake_batch)
                 _refuse_loss(loss, targets)
+                _refuse_own_backward(targets, grads)
                 recorder.phase = Phase.BACKWARD
                 found = torch.autograd.grad(loss, list(targets.values()), allow_unused=True)
     except CaptureError:
@@ -467,6 +474,18 @@ def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torc
         if _address(fake) != addresses[name]:
             raise CaptureError(f"'{name}' is given another storage in the forward; write into it (`copy_`) instead of assigning")
     return loss, {n: g for n, g in zip(targets, found) if g is not None}
+
+
+@contextlib.contextmanager
+def _fake_kernels_quiet() -> Iterator[None]:
+    """A failure is told once, by CaptureError; torch would log its traceback besides."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager
@@ -765,6 +784,8 @@ def refuse_module(model: torch.nn.Module) -> None:
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         if torch.nn.parameter.is_lazy(parameter):
             raise CaptureError(f"'{name}' has no shape yet; run the module once first", module=name.rpartition(".")[0])
+        if parameter.is_meta:
+            raise CaptureError(f"'{name}' is on the meta device and has no data; give it some first", module=name.rpartition(".")[0])
     for name, module in model.named_modules():
         kinds = {c.__name__ for c in type(module).__mro__}
         for wrapper in _WRAPPERS:
@@ -813,6 +834,14 @@ def _refuse_loss(loss: Any, targets: Mapping[str, Any]) -> None:
         raise CaptureError(f"loss_fn must return a scalar tensor, it returned {what}")
     if not loss.requires_grad:
         raise CaptureError("the loss depends on no parameter that requires a gradient")
+
+
+def _refuse_own_backward(targets: Mapping[str, torch.Tensor], before: Mapping[str, tuple]) -> None:
+    """A backward inside of the step fills `.grad`, which a replay would not repeat."""
+    for name, target in targets.items():
+        grad, version = before[name]
+        if target.grad is not grad or (grad is not None and grad._version != version):
+            raise CaptureError(f"the step sets the .grad of '{name}' itself; leave backward() to train_step, or use torch.autograd.grad")
 
 
 def _explain(wrong: Exception, recorder: _Recorder) -> CaptureError:

@@ -69,7 +69,7 @@ class Executor:
             loss, gradients = self._code[key](self._state.read(batch), clock)
         self._state.write_gradients(gradients, batch)
         return Executed(
-            loss=loss,
+            loss=loss.detach(),  # it may be a parameter itself
             computes=self.counts[Compute],
             recomputes=self.counts[Recompute],
             offloads=self.counts[Offload],

@@ -147,7 +147,8 @@ def _form(tensor: torch.Tensor) -> tuple:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of the elements in logical order."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # one expanded element is contiguous with stride 0
 
 
 def _distance(expected: torch.Tensor, found: torch.Tensor) -> float:

@@ -253,7 +253,7 @@ class RolloutPlanner:
             return self._play(tape, device, budget).schedule
         except Stuck as stuck:
             smallest = self._smallest_bytes(tape, device, budget) if budget.wants_smallest else None
-            op = tape.op_name(stuck.op)
+            op = tape.op_name(min(stuck.op, len(tape.ops) - 1))  # after the last op, what the step keeps has to come back
         raise PlanInfeasible(method=self.name, budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=op)
 
     def _play(self, tape: Tape, device: DeviceProfile, budget: Budget) -> CheckedSchedule:

@@ -82,7 +82,8 @@ def _is_same(then: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    dense = tensor.detach().to("cpu").contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # one expanded element is contiguous with stride 0
 
 
 def _distance(then: torch.Tensor | None, now: torch.Tensor | None) -> float | None:
