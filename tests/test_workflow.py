@@ -193,6 +193,7 @@ measure:
 
 @pytest.mark.parametrize(("change", "expected"), [
     ({"model: toy\n": ""}, "1:1: key 'model' is missing"),
+    ({"model: toy\n": "model: {image_size: 8}\n"}, "4:8: model: key 'name' is missing"),
     ({"batch_sizes: [8]\n": ""}, "1:1: key 'batch_sizes' is missing"),
     ({"budgets: [60%]\n": ""}, "6:11: method 'delta' plans for a budget and none is given; write for example budgets: [60%]"),
     ({"methods: [delta, eager]": "methods: delta"}, "6:10: methods: 'delta' is not allowed; must be a list"),
