@@ -29,6 +29,7 @@ def expected_of(run: RunFolder) -> dict[str, Any]:
         "label": run.plan["workflow"]["label"],
         "measured_on": machine(),
         "peak_tolerance": {"share": PEAK_TOLERANCE_SHARE, "bytes": PEAK_TOLERANCE_BYTES, "which": "the larger"},
+        "note": "A method that plans by op times may choose another plan on another machine: then its peak is bounded by its budget alone.",
         "cells": cells,
     }
 
@@ -37,7 +38,7 @@ def entry(record: RunRecord) -> dict[str, Any]:
     """What to expect of one cell."""
     config, measured, predicted = record.config, record.measured, record.predicted
     found = {key: config[key] for key in ("experiment", "kind", "model", "batch_size", "method", "budget", "target")}
-    found |= {"outcome": str(record.outcome), "truth": str(record.truth), "measured_peak_bytes": measured.get("peak_bytes")}
+    found |= {"budget_bytes": record.budget_bytes, "outcome": str(record.outcome), "truth": str(record.truth), "measured_peak_bytes": measured.get("peak_bytes")}
     found |= {"simulated_peak_bytes": predicted.get("peak_bytes"), "ratio_to_eager": (measured.get("ratio") or {}).get("median")}
     if record.search:
         found["simulated_largest_batch"] = record.search["largest"]
