@@ -152,7 +152,14 @@ def test_a_record_that_the_runner_wrote_stands_on_the_runs_environment(tmp_path)
 def test_another_machine_within_a_comparison_is_unfair(tmp_path):
     moved = replace(DELTA, environment={**DELTA.environment, "cpu": {**DELTA.environment["cpu"], "model": "Another"}})
     answer = one(tmp_path, [EAGER, moved], ("sigplan", "S2.2"))
-    assert answer.value == "present" and "environment" in answer.justification
+    assert (answer.value, answer.justification) == ("present", "differ within a comparison: machine: 2 different ones")
+
+
+def test_the_appendix_answers_for_a_workflow_whose_claims_it_lists(tmp_path, whole_root):
+    for name, claims, basis in (("with", CLAIMS, "auto"), ("without", [], "open")):
+        found = answers(evidence_of(with_files(write_run(tmp_path / name, full_grid(), claims=claims)), whole_root))
+        assert found["pineau-v2", "C5"].basis == basis
+        assert ("artifact_appendix.md" in found["ctuning-ae", "AE-13"].justification) == (basis == "auto")
 
 
 def test_a_parameter_at_one_value_is_a_fault(tmp_path):
@@ -202,7 +209,7 @@ def test_what_is_said_of_digits_is_what_the_loader_does():
 
 def test_a_checklist_that_cannot_be_read_is_named(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("id: x\ntitle: t\nversion: 1\nurl: u\nanswers: [a]\nitems:\n- {id: A, title: t, ask: q, fill: magic, evidence: e}\n")
+    path.write_text("id: x\ntitle: t\nversion: 1\nurl: u\nanswers: [a]\nitems:\n- {id: A, title: t, ask: q, fill: magic}\n")
     with pytest.raises(ValueError, match="x.yaml.*fill must be one of"):
         load_checklists([path])
 

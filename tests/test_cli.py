@@ -93,6 +93,7 @@ def test_help_imports_nothing_heavy(words):
     (["show", "claim", "delta-bs-r5"], 2, "did you mean 'delta-bs-r50'?"),
     (["run", "workflow", "smok"], 2, "there is no workflow 'smok'"),
     (["run", "workflow", "smoke", "batch_size=[8]"], 2, "unknown key 'batch_size'; allowed:"),
+    (["validate", "workflow", "smoke", "budgets=[60]"], 2, "a plain number is bytes; a share of eager's peak is written 60%"),
     (["run", "workflow", "smoke", "--device", "gpu"], 2, "--device 'gpu' is not allowed; allowed: auto, cpu, cuda:0, sim:NAME"),
     (["run", "workflow", "smoke", "--device", "sim:v100"], 2, "there is no device profile 'v100'"),
     (["run", "workflow", "smoke", "--device", "cuda:99"], 3, "NVIDIA GPU(s) on this machine; `doctor` says why"),
@@ -309,6 +310,7 @@ def test_words():
     (search("delta", 512, high=512), "ok, *simulated*, largest batch at least 512"),
     (infeasible_step("checkpoint", "40%"), "plan infeasible (gpu memory): the smallest it can reach is 700 MiB"),
     (measured_step("delta", 600, budget="60%", ratio=1.4), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time"),
+    (measured_step("eager", 1000, ratio=0.98), "ok, exact, peak 1000 MiB, 0.98x its own time"),
     (simulated_step("delta", 598, budget="60%"), "ok, *simulated*, peak 598.0 MiB of 600.0 MiB"),
 ])
 def test_a_cell_in_a_few_words(record, said):

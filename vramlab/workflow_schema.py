@@ -28,6 +28,8 @@ def _check_budget(value: Any) -> str:
         raise ValueError(wanted)
     if value == "auto":
         return value
+    if isinstance(value, int) and 0 < value <= 100:
+        raise ValueError(f"a plain number is bytes; a share of eager's peak is written {value}%")
     try:
         share = parse_percent(value)
         if share is None:

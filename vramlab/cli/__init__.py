@@ -31,6 +31,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `vramlab list models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a folder that cannot be written, a full disk
+        if error.filename is None:
+            raise
+        return _complain(f"{error.filename}: {error.strerror}", 3)
     return 0
 
 

@@ -65,7 +65,8 @@ def summary(record: RunRecord) -> str:
         budget = f" of {bytes_in_words(record.budget_bytes)}" if record.budget_bytes else ""
         parts.append(f"peak {bytes_in_words(block['peak_bytes'])}{budget}")
     if (record.measured.get("ratio") or {}).get("median") is not None:
-        parts.append(f"{record.measured['ratio']['median']:.2f}x eager's time")
+        whose = "its own" if record.config["method"] == "eager" else "eager's"
+        parts.append(f"{record.measured['ratio']['median']:.2f}x {whose} time")
     if record.training:
         equal, steps = record.training["equal_steps"], len(record.training["steps"])
         parts.append(f"equal to eager at {'all' if equal == steps else f'{equal} of'} {steps} steps")

@@ -84,7 +84,7 @@ def _time(record: RunRecord) -> str:
     if is_simulated(record):
         return seconds_in_words(record.predicted.get("step_seconds"))
     ratio = (record.measured.get("ratio") or {}).get("median")
-    return DASH if ratio is None else f"{ratio:.2f}x eager"
+    return DASH if ratio is None else f"{ratio:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}"
 
 
 COLUMNS = ("experiment", "model", "batch", "method", "budget", "target", "outcome", "truth", "peak", "step time")

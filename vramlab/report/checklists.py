@@ -28,7 +28,6 @@ class Item:
     title: str
     ask: str
     fill: str
-    evidence: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ class Evidence:
     @cached_property
     def environments(self) -> list[Mapping[str, Any]]:
         """The distinct environments of the records; the run's own where none has one."""
-        found = {_software_key(r.environment): r.environment for r in self.records if r.environment}
+        found = {repr(_identity(r.environment)): r.environment for r in self.records if r.environment}
         return list(found.values()) or ([self.run.environment] if self.run.environment else [])
 
     @cached_property
@@ -96,9 +96,10 @@ class Evidence:
                     values = sorted({str(r.config.get(key)) for r in group})
                     if len(values) > 1:
                         differing[key] = values
-            machines = {_software_key(r.environment): r for r in group if r.environment}
-            if len(machines) > 1:
-                differing["environment"] = [f"{len(machines)} different ones"]
+            parts = [_identity(r.environment) for r in group if r.environment]
+            for name in parts[0] if parts else ():
+                if len({repr(found[name]) for found in parts}) > 1:
+                    differing[name] = [f"{len({repr(found[name]) for found in parts})} different ones"]
         return differing
 
     @cached_property
@@ -139,9 +140,13 @@ class Evidence:
         return [r for r in self.records if r.outcome in (Outcome.CRASHED, Outcome.TIMEOUT, Outcome.INTERRUPTED, Outcome.WRONG)]
 
 
-def _software_key(environment: Mapping[str, Any]) -> str:
+def _identity(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be equal for two cells to have run under the same conditions."""
     software, git = environment.get("software", {}), environment.get("git") or {}
-    parts = (software.get("installed_sha256"), software.get("python"), environment.get("cpu", {}).get("model"),
-             [gpu.get("name") for gpu in environment.get("gpus", ())], environment.get("system", {}).get("host_hash"), git.get("commit"),
-             git.get("changes_sha256"))
-    return repr(parts)
+    return {
+        "installed packages": (software.get("installed_sha256"), software.get("python")),
+        "machine": (environment.get("system", {}).get("host_hash"), environment.get("cpu", {}).get("model"),
+                    [gpu.get("name") for gpu in environment.get("gpus", ())]),
+        "commit": git.get("commit"),
+        "uncommitted changes": git.get("changes_sha256"),
+    }
