@@ -44,7 +44,7 @@ def check_method(method: Method) -> list[Check]:
     checks = [Check("imports only the standard library, numpy, its own files and vramlab's pure modules", list(_import_faults(method)))]
     try:
         build = method.load().build
-    except Exception as error:  # whatever an author's module raises while it is imported is the answer
+    except (Exception, SystemExit) as error:  # whatever an author's module raises while it is imported is the answer
         return [*checks, Check("loads", [f"{type(error).__name__}: {error}"])]
     checks.append(Check("build() has the card's options with the card's defaults", list(_option_faults(method, build))))
     if method.card.kind == "planner" and not checks[-1].faults:
@@ -128,7 +128,7 @@ def _plan(method: Method, tape: Tape, budget: Budget) -> Schedule | Exception:
     """A fresh planner's answer; what it raises is an answer, too."""
     try:
         return method.build().plan(tape, load_profile(_DEVICE), budget)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
 
 
