@@ -38,7 +38,8 @@ def entry(record: RunRecord) -> dict[str, Any]:
     """What to expect of one cell."""
     config, measured, predicted = record.config, record.measured, record.predicted
     found = {key: config[key] for key in ("experiment", "kind", "model", "batch_size", "method", "budget", "target")}
-    found |= {"budget_bytes": record.budget_bytes, "outcome": str(record.outcome), "truth": str(record.truth), "measured_peak_bytes": measured.get("peak_bytes")}
+    found |= {"budget_bytes": record.budget_bytes, "outcome": str(record.outcome), "truth": str(record.truth)}
+    found["measured_peak_bytes"] = measured.get("peak_bytes")
     found |= {"simulated_peak_bytes": predicted.get("peak_bytes"), "ratio_to_eager": (measured.get("ratio") or {}).get("median")}
     if record.search:
         found["simulated_largest_batch"] = record.search["largest"]
