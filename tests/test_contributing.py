@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from vramlab.collection import Library
 from vramlab.device import load_profile
 from vramlab.errors import PlanInfeasible
 from vramlab.planner import UNLIMITED, Budget
+from vramlab.workflow import Host, expand, load_workflow
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```\w+\n# (methods/\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -49,6 +51,12 @@ def test_the_printed_method_passes_the_check(collection):
     command = [sys.executable, "-m", "vramlab", "check", "method", "farthest", "--collection", str(collection)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_printed_workflow_runs_the_printed_method(collection):
+    words = shlex.split(re.search(r"\./run workflow (.*)", (ROOT / "CONTRIBUTING.md").read_text())[1])
+    plan = expand(load_workflow(words[0], Library([ROOT, collection]), words[1:]), Host("cpu"))
+    assert [(cell.label, cell.config["budget"]) for cell in plan.cells] == [("eager", None), ("farthest", "80%"), ("farthest", "60%")]
 
 
 def test_pages_and_tests_that_the_page_names_exist():

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from vramlab.collection import Library
+from vramlab.workflow import Host, expand, load_workflow
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -37,8 +41,22 @@ def test_the_python_example_runs_smaller(tmp_path):
 def test_links_and_commands_name_what_exists():
     links = set(re.findall(r"\]\(([\w./-]+)\)", TEXT))
     assert links and not [link for link in links if not (ROOT / link).exists()]
-    workflows = set(re.findall(r"run workflow ([\w.-]+\.yaml)", TEXT))
+    workflows = set(re.findall(r"run workflow ([\w.-]+\.yaml)", TEXT)) - {"mine.yaml"}  # the page's own
     assert workflows and not [name for name in workflows if not (ROOT / "workflows" / name).is_file()]
+
+
+def test_the_printed_workflow_is_valid_as_it_stands(tmp_path):
+    (tmp_path / "mine.yaml").write_text(re.search(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)[1])
+    assert len(expand(load_workflow(str(tmp_path / "mine.yaml"), Library([ROOT])), Host("cpu")).cells) == 2 * (1 + 2 * 2)
+
+
+def test_printed_overrides_are_taken():
+    """As a shell splits them; brackets are quoted, since some shells would look for files of that name."""
+    printed = re.findall(r"\./run workflow (\S+\.yaml .*=[^#\n]*)", TEXT)
+    assert printed
+    for words in map(shlex.split, printed):
+        load_workflow(words[0], Library([ROOT]), words[1:])
+    assert not re.findall(r"^    [^'\n]*\[", "\n".join(f"    {text}" for text in printed), re.MULTILINE)
 
 
 def test_every_command_in_the_page_is_one():
