@@ -1,6 +1,7 @@
 """Predicted against executed: peaks, budgets, truth, step times and the ranking of methods, over models x methods x budgets.
 
     python benchmarks/prediction.py [--models ...] [--methods ...] [--budgets 80%,60%,50%] [--steps 5] [--no-time]
+    python benchmarks/prediction.py --run results/resnet50-delta/<run>
 
 Every cell is planned, gated against eager bit for bit, and its peak is metered in a fresh process. With timing, all cells of one model
 take their steps in turns with
@@ -23,6 +24,7 @@ from common import keep, specs
 
 from vramlab.cell import run_cell
 from vramlab.record import Outcome, Truth
+from vramlab.run_folder import RunFolder
 
 SIZES = {
     "resnet18": (16, {"image_size": 112}),
@@ -43,7 +45,14 @@ def main() -> None:
     parser.add_argument("--budgets", default="80%,60%,50%")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--no-time", action="store_true")
+    parser.add_argument("--run", type=Path, help="judge the measured cells of this run's folder instead of running cells")
     options = parser.parse_args()
+    if options.run:
+        records = [
+            r.to_json() for r in RunFolder(options.run).records().values() if r.kind == "step" and not r.config["target"].startswith("sim:")
+        ]
+        rows = [row_of(record) for record in records]
+        return keep(f"prediction-{options.run.parent.name}", rows, summarise(rows))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models.split(","):
@@ -111,9 +120,9 @@ def summarise(rows: list[dict]) -> dict:
         for r in ran
         if abs(r["error_bytes"]) > max(TOLERANCE_SHARE * r["peak_bytes"], TOLERANCE_BYTES)
     ]
-    replay = {r["model"]: r for r in ran if r["method"] == "replay" and r["time_ratio"]}
-    timed = [r for r in ran if r["time_ratio"] and r["model"] in replay and r["method"] != "replay"]
-    time_errors = [abs(relative(r, replay) / (r["time_ratio"] / replay[r["model"]]["time_ratio"]) - 1) for r in timed]
+    replay = {r["model"]: r for r in ran if r["method"] in ("replay", "eager") and r["predicted_step_seconds"]}
+    timed = [r for r in ran if r["time_ratio"] and r["model"] in replay and r["method"] not in ("replay", "eager")]
+    time_errors = [abs(relative(r, replay) / r["time_ratio"] - 1) for r in timed]
     return {
         "cells": len(rows),
         "ok": len(ran),
@@ -139,17 +148,23 @@ def relative(row: dict, replay: dict[str, dict]) -> float:
     return row["predicted_step_seconds"] / replay[row["model"]]["predicted_step_seconds"]
 
 
-def kendall_tau(rows: list[dict]) -> float | None:
-    """Over pairs of cells of one model whose executed times differ by more than the drift: (concordant - discordant) / pairs."""
-    signs = []
+def kendall_tau(rows: list[dict]) -> dict:
+    """(concordant - discordant) / pairs over the cells of one model: of all pairs, and of those that differ by more than the drift."""
+    everything, beyond_drift = [], []
     for one, other in combinations([r for r in rows if r["time_ratio"]], 2):
-        if one["model"] != other["model"]:
+        if one["model"] != other["model"] or one["predicted_step_seconds"] == other["predicted_step_seconds"]:
             continue
         noise = max(abs(d - 1) for r in (one, other) for d in r["drift"] if d is not None)
         gap = one["time_ratio"] / other["time_ratio"]
-        if abs(gap - 1) > 2 * noise and one["predicted_step_seconds"] != other["predicted_step_seconds"]:
-            signs.append(1 if (gap > 1) == (one["predicted_step_seconds"] > other["predicted_step_seconds"]) else -1)
-    return sum(signs) / len(signs) if signs else None
+        sign = 1 if (gap > 1) == (one["predicted_step_seconds"] > other["predicted_step_seconds"]) else -1
+        everything.append(sign)
+        if abs(gap - 1) > noise:
+            beyond_drift.append(sign)
+    return {"all_pairs": _mean_sign(everything), "pairs_beyond_the_drift": _mean_sign(beyond_drift)}
+
+
+def _mean_sign(signs: list[int]) -> dict:
+    return {"tau": sum(signs) / len(signs) if signs else None, "pairs": len(signs)}
 
 
 if __name__ == "__main__":
