@@ -234,7 +234,7 @@ def _live(step: TrainingStep, optimizer) -> Iterator[torch.Tensor]:
 
 
 def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
-    """Peaks of a cold step and of the next, warm one by the allocator's meter, all built inside the metered region. `folder` None: eager."""
+    """Peaks of a cold step and of the next, warm one by the allocator's meter, all built inside its region. `folder` None: eager."""
     cell = _Cell.of(spec)
     counts: dict[str, Any] = {}
     if folder is not None and not cell.is_native:
