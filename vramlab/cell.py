@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,11 +63,19 @@ class _Draft:
 
     def ask(self, what: str, *args: Any, seconds: float | None = None) -> Any:
         """The value of vramlab.measure.<what> in a fresh process; any other end of it ends the cell with that outcome."""
+        return self.settle(self._run(what, *args, seconds=seconds), what)
+
+    def ask_together(self, *whats: str) -> dict[str, CallResult]:
+        """Several questions about the plan, each in a process of its own; at the same time on a CPU, where a peak is what one process
+        allocates. On a GPU they share memory and run one after the other. The caller settles the results."""
+        workers = len(whats) if self.config["target"] == "cpu" else 1
+        with ThreadPoolExecutor(workers) as pool:
+            return dict(zip(whats, pool.map(lambda what: self._run(what, str(self.folder)), whats)))
+
+    def _run(self, what: str, *args: Any, seconds: float | None = None) -> CallResult:
         print(f"{what.replace('_', ' ')} ...", flush=True)
         limit = seconds or self.config["measure"]["timeout_seconds"]
-        return self.settle(
-            run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(self.spec), *args)), timeout_seconds=limit), what
-        )
+        return run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(self.spec), *args)), timeout_seconds=limit)
 
     def settle(self, result: CallResult, what: str) -> Any:
         """The value of a result that is ok; otherwise the end of the cell."""
@@ -104,11 +113,12 @@ def _run_step(draft: _Draft) -> None:
         draft.missing["measured"] = "a simulated target: nothing runs there"
         return
     measure = draft.config["measure"]
+    answers = {} if draft.is_eager else draft.ask_together(*(["measure_peak_of"] if measure["peak"] else []), "gate")
     if measure["peak"]:
-        draft.measured.update(baseline["peaks"] if draft.is_eager else draft.ask("measure_peak_of", str(draft.folder)))
+        draft.measured.update(baseline["peaks"] if draft.is_eager else draft.settle(answers["measure_peak_of"], "measure_peak_of"))
         _judge_peak(draft)
     if not draft.is_eager:
-        _gate(draft)
+        _judge_truth(draft, draft.settle(answers["gate"], "gate"))
     else:
         draft.truth, draft.truth_detail = Truth.EXACT, {"steps": 0, "note": "eager is the reference itself"}
     if measure["time"]:
@@ -152,8 +162,7 @@ def _judge_peak(draft: _Draft) -> None:
         draft.end(Outcome.WRONG, "over_budget", f"the step held {highest:,} bytes, the budget is {budget:,}")
 
 
-def _gate(draft: _Draft) -> None:
-    answer = draft.ask("gate", str(draft.folder))
+def _judge_truth(draft: _Draft, answer: Mapping[str, Any]) -> None:
     draft.truth, draft.truth_detail = Truth(answer["truth"]), answer["detail"]
     if draft.truth is Truth.WRONG:
         names = ", ".join(d["name"] for d in answer["detail"]["differing"][:5])

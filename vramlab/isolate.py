@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from itertools import cycle
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any
@@ -98,16 +97,21 @@ def alternate(first: Call, second: Call, *, warmup: int = 3, steps: int = 20, ti
     after their last parallel region and would run into the other's turn.
     """
     seconds: dict[str, list[float]] = {"first": [], "second": []}
-    requests = [_Build(first), _Build(second), *[_Step()] * (2 * (warmup + steps))]
-    lost = {}
+    lost: dict[str, Any] = {}
     with _worker(settings) as one, _worker(settings) as other:
-        for request, (name, worker) in zip(requests, cycle({"first": one, "second": other}.items())):
-            answer = worker.ask(request, timeout_seconds)
+        workers = {"first": one, "second": other}
+        for worker, call in zip(workers.values(), (first, second)):
+            worker.send(_Build(call))  # both build at the same time
+        for name, worker in workers.items():
+            answer = worker.receive(timeout_seconds)
+            if answer.outcome is not Outcome.OK and not lost:
+                lost = {"failed": name, "failure": answer}
+        for name, worker in [] if lost else [*workers.items()] * (warmup + steps):
+            answer = worker.ask(_Step(), timeout_seconds)
             if answer.outcome is not Outcome.OK:
                 lost = {"failed": name, "failure": answer}
                 break
-            if isinstance(request, _Step):
-                seconds[name].append(answer.value)
+            seconds[name].append(answer.value)
             time.sleep(settle_seconds)
     return Alternation(first_seconds=tuple(seconds["first"][warmup:]), second_seconds=tuple(seconds["second"][warmup:]), **lost)
 
@@ -151,8 +155,17 @@ class _Worker:
 
     def ask(self, request: Any, timeout_seconds: float | None) -> CallResult:
         """Send a request, wait for its result. A worker that dies or is late is a result too."""
-        try:
+        self.send(request)
+        return self.receive(timeout_seconds)
+
+    def send(self, request: Any) -> None:
+        """Hand over a request; `receive` reports a worker that is gone."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send(request)
+
+    def receive(self, timeout_seconds: float | None) -> CallResult:
+        """Wait for the result of what was sent."""
+        try:
             if self._pipe.poll(timeout_seconds):
                 return self._pipe.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
