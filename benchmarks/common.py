@@ -47,6 +47,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def kept(name: str) -> list[dict[str, Any]]:
+    """The rows of benchmarks/evidence/<name>.json, none where there is no such file."""
+    path = EVIDENCE / f"{name}.json"
+    return json.loads(path.read_text())["rows"] if path.is_file() else []
+
+
 def keep(name: str, rows: Iterable[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Print the summary as one JSON line; write it with all rows to benchmarks/evidence/<name>.json."""
     EVIDENCE.mkdir(exist_ok=True)

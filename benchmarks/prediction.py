@@ -1,14 +1,14 @@
 """Predicted against executed: peaks, budgets, truth, step times and the ranking of methods, over models x methods x budgets.
 
-    python benchmarks/prediction.py [--models ...] [--methods ...] [--budgets 80%,60%,50%] [--steps 5] [--no-time]
+    python benchmarks/prediction.py [--models ...] [--methods ...] [--budgets 80%,60%,50%] [--steps 5] [--no-time] [--name executed]
     python benchmarks/prediction.py --run results/resnet50-delta/<run>
 
 Every cell is planned, gated against eager bit for bit, and its peak is metered in a fresh process. With timing, all cells of one model
-take their steps in turns with
-eager. Reported: budget violations (must be 0), the worst error of a predicted peak, the share of unsafe predictions (predicted below
-measured), the median error of the
-step time relative to eager's, and Kendall's tau between simulated and executed step times of the cells of a model, pairs inside the
-drift left out.
+take their steps in turns with eager. Reported: budget violations (must be 0), the worst error of a predicted peak, the share of unsafe
+predictions (predicted below measured), the median error of the step time relative to eager's, and Kendall's tau between simulated and
+executed step times of the cells of a model, pairs inside the drift left out.
+
+The evidence is written after each model. A cell whose row is there already, from the same code, is not run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from itertools import combinations
 from pathlib import Path
 
-from common import keep, specs
+from common import keep, kept, specs
 
 from vramlab.cell import run_cell
 from vramlab.record import Outcome, Truth
@@ -34,6 +34,10 @@ SIZES = {
     "unet": (2, {"image_size": 96}),
     "vit-b-16": (1, {}),
     "resnet8-digits": (64, {"image_size": 32}),
+    "resnet50": (8, {"image_size": 112}),
+    "vgg16": (4, {"image_size": 112}),
+    "inception-v3": (4, {"image_size": 299}),
+    "bert-base": (2, {"sequence_length": 128}),
 }
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.005, 2**20
 
@@ -45,6 +49,7 @@ def main() -> None:
     parser.add_argument("--budgets", default="80%,60%,50%")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--no-time", action="store_true")
+    parser.add_argument("--name", default="prediction", help="of the evidence file")
     parser.add_argument("--run", type=Path, help="judge the measured cells of this run's folder instead of running cells")
     options = parser.parse_args()
     if options.run:
@@ -53,15 +58,21 @@ def main() -> None:
         ]
         rows = [row_of(record) for record in records]
         return keep(f"prediction-{options.run.parent.name}", rows, summarise(rows))
-    rows = []
+    known = {key_of(row): row for row in kept(options.name)}
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models.split(","):
-            rows += measure_model(model, Path(folder) / model, options)
-    keep("prediction", rows, summarise(rows))
+            known |= {key_of(row): row for row in measure_model(model, Path(folder) / model, options, known)}
+            rows = list(known.values())
+            keep(options.name, rows, summarise(rows))
 
 
-def measure_model(name: str, folder: Path, options: argparse.Namespace) -> list[dict]:
-    """One row a cell."""
+def key_of(row: dict) -> tuple:
+    """What makes two rows the same cell, run by the same code of the method."""
+    return row["model"], row["method"], row["budget"], row["batch_size"], row["method_source_sha256"], row["is_timed"]
+
+
+def measure_model(name: str, folder: Path, options: argparse.Namespace, known: dict[tuple, dict]) -> list[dict]:
+    """One row a cell that has none yet."""
     batch, model_options = SIZES[name]
     settings = {
         "model": {"name": name, **model_options},
@@ -73,7 +84,10 @@ def measure_model(name: str, folder: Path, options: argparse.Namespace) -> list[
     }
     rows = []
     for index, spec in enumerate(specs(settings, folder)):
-        place = folder / str(index)
+        config, place = spec["config"], folder / str(index)
+        key = (name, config["method"], config["budget"], batch, config["sources"]["method"], not options.no_time)
+        if key in known:
+            continue
         place.mkdir(parents=True)
         (place / "spec.json").write_text(json.dumps(spec))
         rows.append(row_of(run_cell(spec, place).to_json()))
@@ -94,6 +108,9 @@ def row_of(record: dict) -> dict:
         "model": config["model"],
         "method": config["method"],
         "budget": config["budget"],
+        "batch_size": config["batch_size"],
+        "method_source_sha256": config["sources"]["method"],
+        "is_timed": bool(config["measure"]["time"]),
         "outcome": record["outcome"],
         "message": record["message"],
         "truth": record["truth"],
