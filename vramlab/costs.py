@@ -329,7 +329,7 @@ def _index_range(tape: Tape, op: Op, tensor: int) -> tuple[int, int]:
 
 
 def _least_seconds(run: Run, device: torch.device) -> float:
-    """The least of at least 3 runs with cold caches, and of as many as fill 20 ms up to 10: what else a machine does only adds. Releasing is
+    """The least of at least 3 runs with cold caches, and of as many as fill 20 ms up to 10: what else a machine does only adds. Freeing is
     part of it."""
     clock = _cuda_seconds if device.type == "cuda" else _cpu_seconds
     samples: list[float] = []
