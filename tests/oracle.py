@@ -137,7 +137,8 @@ class Machine:
     def _run(self, instruction: Compute | Recompute, op: Op) -> None:
         first = isinstance(instruction, Compute)
         refuse_unless((op.id in self.done) != first, "first runs are Computes, others Recomputes")
-        refuse_unless(instruction.variant is None or "convolution" in op.target, "no convolution")
+        known = {None: op.workspace_bytes} | {v.name: v.workspace_bytes for v in op.variants}
+        refuse_unless(instruction.variant in known, "no such variant")
         refuse_unless(first or (op.phase != Phase.OPTIMIZER and (op.throwaway_state or not op.mutates)), "runs once")
         refuse_unless(all(s in self.device and s not in self.arriving for s in read_by(self.tape, op)), "an input is not there")
         refuse_unless(not first or all(s in self.device and s not in self.leaving | self.arriving for s in op.mutates), "cannot write")
@@ -149,7 +150,7 @@ class Machine:
         refuse_unless(len(fresh) == len(effect.created) if first else len(fresh) > 0, "outputs are there already")
         refuse_unless(first or all(self.truth[s] == v for s, v in fresh.items()), "brings back what was overwritten")
         self._take_over(instruction, op, fresh)
-        self.inner_peak = self.device_bytes + op.workspace_bytes + sum(
+        self.inner_peak = self.device_bytes + known[instruction.variant] + sum(
             self.tape.storages[s].nbytes for s in effect.created)  # every output is allocated, duplicates too
         self.device |= fresh
         if first:
@@ -250,8 +251,10 @@ class ScheduleWriter:
         reuse = None
         if op.takeover and self.random.random() < 0.7 and self._may_lose(op.takeover[1], but_for=op):
             reuse = op.takeover[1] if op.takeover[1] not in self.machine.leaving else None
-        variant = "winograd" if "convolution" in op.target and self.random.random() < 0.2 else None
-        self._emit(Compute(op.id, reuse, variant))
+        self._emit(Compute(op.id, reuse, self._variant(op)))
+
+    def _variant(self, op: Op) -> str | None:
+        return self.random.choice([None, *(v.name for v in op.variants)])
 
     def _want(self, s: int) -> None:
         """Make a storage readable."""
@@ -264,7 +267,7 @@ class ScheduleWriter:
             producer = next(op for op in self.tape.ops if s in created_by(self.tape, op))
             for read in sorted(read_by(self.tape, producer)):
                 self._want(read)
-            self._emit(Recompute(producer.id))
+            self._emit(Recompute(producer.id, variant=self._variant(producer)))
 
     def _may_lose(self, s: int, but_for: Op | None = None) -> bool:
         """Is the device copy of no further use, or can it be had again?"""
@@ -309,7 +312,7 @@ def random_instruction(tape: Tape, random: Random) -> Instruction:
     if kind not in (Compute, Recompute):
         return kind(random.randrange(len(tape.storages)))
     op = random.choice(tape.ops)
-    return kind(op.id, op.takeover[1] if op.takeover and random.random() < 0.5 else None, random.choice([None, None, None, "fft"]))
+    return kind(op.id, op.takeover[1] if op.takeover and random.random() < 0.5 else None, random.choice([None] * 3 + ["fft", "winograd"]))
 
 
 def random_edit(tape: Tape, instructions: tuple[Instruction, ...], random: Random) -> tuple[Instruction, ...]:

@@ -12,7 +12,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
+from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor, Variant
 
 MAP, WEIGHT, STATISTIC, SCALAR = 1000, 100, 20, 4
 
@@ -315,7 +315,9 @@ def _random_op(tape: TapeBuilder, random: Random, known: list[int], state: list[
     throwaway = bool(creates and mutates) and random.random() < 0.6
     if throwaway and random.random() < 0.5:
         inputs = list(dict.fromkeys([*inputs, *mutates]))
-    tape.call(random.choice(["aten.convolution.default", "aten.relu.default", "aten.add.Tensor"]), inputs, creates,
+    variants = tuple(Variant(name, float(random.randint(1, 4)), random.choice([0, 3, 9])) for name in ("fft", "winograd")
+                     if random.random() < 0.3)
+    tape.call(random.choice(["aten.convolution.default", "aten.relu.default", "aten.add.Tensor"]), inputs, creates, variants=variants,
               phase=random.choice([Phase.FORWARD, Phase.BACKWARD]), mutates=mutates, takeover=takeover, is_random=is_random,
               is_eager_inplace=takeover is not None and random.random() < 0.5, throwaway_state=throwaway,
               workspace_bytes=random.choice([0, 0, 5]), seconds=float(random.randint(1, 4)))

@@ -24,18 +24,19 @@ from vramlab.errors import ScheduleError
 from vramlab.liveness import replay_schedule
 from vramlab.planner import Budget
 from vramlab.schedule import Compute, Free, FreeHost, Instruction, Offload, Prefetch, Recompute, Schedule, Wait
-from vramlab.tape import Phase, Role, Tape
+from vramlab.tape import Phase, Role, Tape, Variant
 
 W, X, A, B, LOSS = range(5)  # the storages of `line`
 COPIES = (Compute(0), Offload(A), Compute(1), Wait(A), Free(A), Compute(2), Prefetch(A), Wait(A), FreeHost(A), Free(A), Free(B))
 
 
 def line() -> Tape:
-    """x, w -> a -> b -> loss. Bytes: w 10, x 100, a 200 (workspace 7), b 200 (may take over a), loss 4."""
+    """x, w -> a -> b -> loss. Bytes: w 10, x 100, a 200 (workspace 7; direct 0, winograd 30), b 200 (may take over a), loss 4."""
     tape = TapeBuilder()
     w, x = tape.state("w", 10), tape.state("x", 100, Role.INPUT)
     a, b, loss = tape.temporary(200, Role.ACTIVATION), tape.temporary(200), tape.temporary(4, at_end=True)
-    tape.call("aten.convolution.default", [w, x], [a], layer="conv", workspace_bytes=7)
+    tape.call("aten.convolution.default", [w, x], [a], layer="conv", workspace_bytes=7,
+              variants=(Variant("direct", 3.0, 0), Variant("winograd", 0.5, 30)))
     tape.call("aten.relu.default", [a], [b], takeover=(b, a))
     tape.call("aten.mean.default", [b], [loss])
     return tape.build(loss)
@@ -276,6 +277,33 @@ def test_every_rule_is_refused_somewhere_above():
     assert rules - named == set()
 
 
+# ---------------------------------------------------------------- variants
+
+def test_the_workspace_of_the_named_variant_counts():
+    inner = [checked(line(), Compute(0, variant=name), Compute(1), Free(A), Compute(2), Free(B)).inner_peak_bytes[0]
+             for name in (None, "direct", "winograd")]
+    assert inner == [317, 310, 340]
+
+
+def test_a_recompute_counts_its_own_variant():
+    c = checked(line(), Compute(0, variant="direct"), Free(A), Recompute(0, variant="winograd"), Compute(1, reuse=A), Compute(2), Free(B))
+    assert c.inner_peak_bytes.tolist()[:3] == [310, 310, 340] and c.peak_bytes == 340
+
+
+def test_the_refusal_of_a_variant_names_those_allowed():
+    with pytest.raises(ScheduleError) as caught:
+        checked(line(), Compute(0, variant="fft"))
+    assert str(caught.value) == f"instruction 0, op {CONV}: [variant-not-allowed] the op has no variant 'fft'; it has direct, winograd"
+    with pytest.raises(ScheduleError) as caught:
+        checked(line(), Compute(0), Compute(1, variant="direct"))
+    assert str(caught.value) == f"instruction 1, op {RELU}: [variant-not-allowed] the op has no variant 'direct'; it has none"
+
+
+def test_variant_numbers_do_not_depend_on_the_process():
+    """Flat arrays travel with a pickled tape: 62 bits of SHA-256("winograd"), as `sha256sum` gives them."""
+    assert kernels.variant_number("winograd") == 0xfb4fd1bd938383ba >> 2
+
+
 # ---------------------------------------------------------------- budgets
 
 def test_the_device_budget_binds_at_the_first_instruction_above_it():
@@ -384,7 +412,7 @@ def taking_over() -> Tape:
     """a -> b over a; an accumulation into a storage that was created."""
     tape = TapeBuilder()
     x, a, b = tape.state("x", 8, Role.INPUT, at_end=False), tape.temporary(8), tape.temporary(8, at_end=True)
-    tape.call("aten.convolution.default", [x], [a])
+    tape.call("aten.convolution.default", [x], [a], variants=(Variant("fft", 1.0, 3),))
     tape.call("vramlab.accumulate_grad", [a], [b], takeover=(b, a))
     tape.call("vramlab.accumulate_grad", [x, b], [], mutates=[b])
     return tape.build(b)

@@ -16,7 +16,7 @@ from vramlab.device import DeviceProfile
 from vramlab.liveness import replay_schedule
 from vramlab.schedule import Compute, Free, FreeHost, Instruction, Offload, Prefetch, Recompute, Schedule, Wait
 from vramlab.simulate import simulate
-from vramlab.tape import Role, Tape
+from vramlab.tape import Role, Tape, Variant
 from vramlab.trace import Trace
 
 X, A, B, C, LOSS = range(5)
@@ -173,10 +173,37 @@ def test_an_offload_and_a_recompute_share_the_timeline():
     assert trace.inner_peak_bytes.tolist()[:7] == [500, 500, 750, 700, 750, 700, 700]
 
 
+def by_variants() -> Tape:
+    """`line` with two algorithms for op 0: fast takes 0.5 s and 300 bytes, slow 4 s and none."""
+    tape = line()
+    return tape.with_variants([[Variant("fast", 0.5, 300), Variant("slow", 4.0, 0)], [], [], []])
+
+
+def test_each_run_takes_the_seconds_of_its_variant():
+    trace = timeline(Compute(0, variant="slow"), Free(A), Recompute(0, variant="fast"), Compute(1), Compute(2, reuse=B), Compute(3),
+                     Free(A), Free(C), tape=by_variants())
+    assert spans(trace)[:5] == [(0, 4), (4, 4), (4, 4.5), (4.5, 6.5), (6.5, 9.5)]
+    assert trace.metrics.compute_seconds == 4 + 2 + 3 + 1 and trace.metrics.recompute_seconds == 0.5
+    assert trace.inner_peak_bytes.tolist()[:3] == [500, 500, 800]
+
+
+def test_average_bytes_by_hand():
+    """500 bytes for 1 s, 700 and 50 inside for 2 s, 900 for 3 s, 704 for 1 s."""
+    trace = timeline(Compute(0), Compute(1), Compute(2), Free(B), Compute(3), Free(A), Free(C))
+    assert trace.metrics.average_bytes == (500 * 1 + 750 * 2 + 900 * 3 + 704 * 1) / 7
+
+
+def test_average_bytes_count_stalls_but_not_copies_beside_compute():
+    """As in `test_stalls_add_up`: 1 s 500, 2 s 750, 2 s stall 700, 3 s 300 (b becomes c), 2 s stall 700, 1 s 704."""
+    trace = timeline(Compute(0), Offload(A), Compute(1), Wait(A), Free(A), Compute(2, reuse=B), Prefetch(A), Wait(A), FreeHost(A),
+                     Compute(3), Free(A), Free(C))
+    assert trace.metrics.average_bytes == (500 + 2 * 750 + 2 * 700 + 3 * 300 + 2 * 700 + 704) / 11
+
+
 def test_an_empty_schedule_takes_no_time():
     tape = TapeBuilder()
     trace = timeline(tape=tape.build(tape.state("x", 100, Role.INPUT)))
-    assert trace.metrics.step_seconds == 0 and trace.metrics.peak_bytes == 100
+    assert trace.metrics.step_seconds == 0 and trace.metrics.average_bytes is None and trace.metrics.peak_bytes == 100
 
 
 def test_a_chain_by_hand():
@@ -196,7 +223,8 @@ def longest_paths(tape: Tape, instructions: tuple[Instruction, ...], device: Dev
         on_stream = [e for e, i in zip(ends, instructions) if isinstance(i, Compute | Recompute | Wait)]
         waits, seconds = [0.0, *on_stream], 0.0
         if isinstance(instruction, Compute | Recompute):
-            seconds = tape.ops[instruction.op].seconds
+            op = tape.ops[instruction.op]
+            seconds = {None: op.seconds, **{v.name: v.seconds for v in op.variants}}[instruction.variant]
         elif isinstance(instruction, Offload | Prefetch):
             kinds = type(instruction) if device.is_full_duplex else Offload | Prefetch
             waits += [e for e, i in zip(ends, instructions) if isinstance(i, kinds)]

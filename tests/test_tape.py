@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from tapes import TOYS, TapeBuilder, buffer_writer, chain, random_tape, random_tapes, shared_storage
 
-from vramlab.tape import STATE_ROLES, Phase, Role, Tape
+from vramlab.tape import STATE_ROLES, Phase, Role, Tape, Variant
 
 
 def small() -> Tape:
@@ -180,3 +180,37 @@ def test_the_digest_is_the_same_in_another_process():
     environment = {"PYTHONHASHSEED": "123", "PYTHONPATH": f"{here}:{here.parent}", "PYTHONDONTWRITEBYTECODE": "1"}
     printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert printed.stdout.strip() == random_tape(Random(7), ops=8).digest
+
+
+# ---------------------------------------------------------------- variants
+
+def with_two() -> Tape:
+    return small().with_variants([[], [Variant("gemm", 2.0, 64), Variant("fft", 1.0, 512)]])
+
+
+def test_variants_survive_json():
+    tape = Tape.from_json(json.loads(json.dumps(with_two().to_json())))
+    assert tape == with_two() and tape.ops[1].variants == (Variant("gemm", 2.0, 64), Variant("fft", 1.0, 512))
+    assert "variants" not in small().to_json()["ops"][1], "a tape without variants reads as before"
+
+
+def test_names_and_workspaces_of_variants_are_in_the_digest_and_seconds_are_not():
+    def digest(*variants: Variant) -> str:
+        return small().with_variants([[], variants]).digest
+
+    assert digest() == small().digest
+    assert digest(Variant("fft", 1.0, 512)) == digest(Variant("fft", 9.0, 512))
+    assert len({digest(), digest(Variant("fft", 1.0, 512)), digest(Variant("fft", 1.0, 513)), digest(Variant("gemm", 1.0, 512))}) == 4
+
+
+def test_a_variant_by_name():
+    op = with_two().with_costs([1.0, 5.0], [0, 7]).ops[1]
+    assert op.variant("fft") == Variant("fft", 1.0, 512)
+    assert (op.variant(None).seconds, op.variant(None).workspace_bytes) == (5.0, 7), "the library's own choice"
+    with pytest.raises(KeyError, match="aten.mm.default has no variant 'direct'; it has gemm, fft"):
+        op.variant("direct")
+
+
+def test_two_variants_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="#0 .* two variants of one name: fft, fft"):
+        small().with_variants([[Variant("fft", 1.0, 0), Variant("fft", 2.0, 0)], []])

@@ -56,6 +56,7 @@ def test_a_timed_run_becomes_a_trace():
     assert trace.host_bytes.tolist() == [0, 400, 400, 400, 400, 400, 400, 400, 0, 0, 0, 0, 0]
     assert trace.metrics == Metrics(
         peak_bytes=704,
+        average_bytes=580.6,  # each instruction's highest instant times its seconds, over 10 s
         peak_host_bytes=400,
         peak_instruction=10,
         step_seconds=10.0,

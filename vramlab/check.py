@@ -55,7 +55,8 @@ RULES_OF_TABLE = {
     "drop": ("end-state", "end-state"),
 }
 
-# The rules beside the table, by the name of their reason in the compiled loop. {found} and {needed} are its numbers.
+# The rules beside the table, by the name of their reason in the compiled loop. {found} and {needed} are its numbers,
+# {name} is the variant that the instruction names and {allowed} those of its op.
 RULES = {
     "UNKNOWN_OP": ("unknown-op", "the tape has no op {found}"),
     "UNKNOWN_STORAGE": ("unknown-storage", "the tape has no storage {found}"),
@@ -68,7 +69,7 @@ RULES = {
     "STALE_RECOMPUTE": ("stale-version", "the recompute would bring back what {found} later writes have replaced"),
     "REUSE_NOT_ALLOWED": ("reuse-not-allowed", "the op cannot take over this storage's region"),
     "REUSE_OUTPUT_NOT_ABSENT": ("output-not-absent", "only an absent output takes over a region"),
-    "VARIANT_NOT_ALLOWED": ("variant-not-allowed", "only convolutions have variants"),
+    "VARIANT_NOT_ALLOWED": ("variant-not-allowed", "the op has no variant {name!r}; it has {allowed}"),
     "OPTIMIZER_AGAIN": ("recompute-optimizer", "the optimizer runs once"),
     "MUTATOR_AGAIN": ("recompute-mutator", "the op overwrites state, which happens once"),
     "NOTHING_ABSENT": ("nothing-to-recompute", "none of the op's outputs is absent"),
@@ -104,7 +105,7 @@ def check_schedule(tape: Tape, schedule: Schedule, budget: Budget | None = None)
     budgets = min(limit.device_bytes, UNLIMITED), min(limit.host_bytes, UNLIMITED)
     fault = kernels.Fault(*kernels.walk(_table(), *flat, *budgets, live, inner, host).tolist())
     if fault.reason != kernels.LEGAL:
-        raise _refusal(tape, fault)
+        raise _refusal(tape, schedule, fault)
     for array in (live, inner, host):
         array.flags.writeable = False
     start_bytes = sum(s.nbytes for s in tape.storages if s.at_start)
@@ -130,7 +131,7 @@ def _table() -> np.ndarray:
     return np.array([[number[rows[use][residency]] for residency in kernels.RESIDENCIES] for use in kernels.USES], np.int64)
 
 
-def _refusal(tape: Tape, fault: Fault) -> ScheduleError:
+def _refusal(tape: Tape, schedule: Schedule, fault: Fault) -> ScheduleError:
     from vramlab import kernels
 
     if fault.reason == kernels.BY_TABLE:
@@ -138,10 +139,17 @@ def _refusal(tape: Tape, fault: Fault) -> ScheduleError:
     else:
         name = next(n for n in RULES if getattr(kernels, n) == fault.reason)
         rule, text = RULES[name]
-        detail = text.format(found=fault.found, needed=fault.needed)
+        more = _variants(tape, schedule, fault) if fault.reason == kernels.VARIANT_NOT_ALLOWED else {}
+        detail = text.format(found=fault.found, needed=fault.needed, **more)
     is_op, is_storage = fault.op != kernels.NONE, 0 <= fault.storage < len(tape.storages)
     return ScheduleError(rule, index=int(fault.index), detail=detail, op=tape.op_name(fault.op) if is_op else "",
                          storage=tape.storage_name(fault.storage) if is_storage else "")
+
+
+def _variants(tape: Tape, schedule: Schedule, fault: Fault) -> dict[str, str | None]:
+    """The variant that the refused instruction names, and those that its op has."""
+    allowed = ", ".join(v.name for v in tape.ops[fault.op].variants) or "none"
+    return {"name": schedule.instructions[fault.index].variant, "allowed": allowed}
 
 
 def _refusal_by_table(use: str, residency: str) -> tuple[str, str]:

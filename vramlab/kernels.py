@@ -6,8 +6,10 @@ because numba's cache on disk does not notice a change of another file. Import t
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import accumulate
 from operator import index
 from typing import Any, NamedTuple
@@ -55,9 +57,12 @@ class FlatTape(NamedTuple):
     takeover: np.ndarray  # int32 [ops, 2]: output and input storage, or NONE
     random_rank: np.ndarray  # int32 [ops]: position among the random ops, or NONE
     again: np.ndarray  # int8 [ops]: why a recompute is illegal, LEGAL when it is not
-    is_convolution: np.ndarray  # bool [ops]
     workspace_bytes: np.ndarray  # int64 [ops]
     seconds: np.ndarray  # float64 [ops]
+    first_variant: np.ndarray  # int32 [ops + 1]: op i has the variants first_variant[i] to first_variant[i + 1]
+    variant: np.ndarray  # int64 [variants]: the number of its name
+    variant_workspace_bytes: np.ndarray  # int64 [variants]
+    variant_seconds: np.ndarray  # float64 [variants]
 
 
 class FlatSchedule(NamedTuple):
@@ -66,7 +71,7 @@ class FlatSchedule(NamedTuple):
     code: np.ndarray  # int8
     operand: np.ndarray  # int64: op or storage
     reuse: np.ndarray  # int64: storage or NONE
-    has_variant: np.ndarray  # bool
+    variant: np.ndarray  # int64: the number of its name, or NONE
 
 
 class State(NamedTuple):
@@ -91,6 +96,12 @@ class Fault(NamedTuple):
     needed: int
 
 
+@cache
+def variant_number(name: str) -> int:
+    """62 bits of the name's SHA-256: the same in every process, with no tape at hand."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 2
+
+
 def flatten_tape(tape: Tape) -> FlatTape:
     """The tape as arrays; made once for a tape."""
     if "_flat" not in tape.__dict__:
@@ -101,6 +112,7 @@ def flatten_tape(tape: Tape) -> FlatTape:
 def _flatten_tape(tape: Tape) -> FlatTape:
     uses = _uses(tape)
     flat = [use for of_op in uses for use in of_op]
+    variants = [variant for op in tape.ops for variant in op.variants]
     random_ops = [op.id for op in tape.ops if op.is_random]
     rank = {op: i for i, op in enumerate(random_ops)}
     return FlatTape(
@@ -114,9 +126,12 @@ def _flatten_tape(tape: Tape) -> FlatTape:
         takeover=np.array([op.takeover or (NONE, NONE) for op in tape.ops], np.int32).reshape(-1, 2),
         random_rank=np.array([rank.get(op.id, NONE) for op in tape.ops], np.int32),
         again=np.array([_again(op) for op in tape.ops], np.int8),
-        is_convolution=np.array(["convolution" in op.target for op in tape.ops], np.bool_),
         workspace_bytes=np.array([op.workspace_bytes for op in tape.ops], np.int64),
         seconds=np.array([op.seconds for op in tape.ops], np.float64),
+        first_variant=np.array([0, *accumulate(len(op.variants) for op in tape.ops)], np.int32),
+        variant=np.array([variant_number(v.name) for v in variants], np.int64),
+        variant_workspace_bytes=np.array([v.workspace_bytes for v in variants], np.int64),
+        variant_seconds=np.array([v.seconds for v in variants], np.float64),
     )
 
 
@@ -156,12 +171,12 @@ def _flatten_schedule(instructions: tuple[Instruction, ...]) -> FlatSchedule:
         raise ScheduleError("not-an-instruction", index=index, detail=f"{instructions[index]!r} is none of the seven") from None
     code = np.array(codes, np.int8)
     runs = np.flatnonzero(code <= RECOMPUTE)
-    reuse, has_variant = np.full(len(codes), NONE, np.int64), np.zeros(len(codes), np.bool_)
+    reuse, variant = np.full(len(codes), NONE, np.int64), np.full(len(codes), NONE, np.int64)
     ops = [instructions[k] for k in runs.tolist()]
     reuse[runs] = _integers([NONE if i.reuse is None else i.reuse for i in ops], runs)
-    has_variant[runs] = [i.variant is not None for i in ops]
+    variant[runs] = [NONE if i.variant is None else variant_number(i.variant) for i in ops]
     operands = [i.op if c <= RECOMPUTE else i.storage for c, i in zip(codes, instructions)]
-    return FlatSchedule(code, _integers(operands, range(len(codes))), reuse, has_variant)
+    return FlatSchedule(code, _integers(operands, range(len(codes))), reuse, variant)
 
 
 def _integers(values: list[Any], indices: Iterable[int]) -> np.ndarray:
@@ -209,9 +224,18 @@ def _apply(table, use, s, nbytes, state):
 
 
 @_compiled
-def _may_run(tape, op, is_first, reuse, has_variant, state):
+def _index_of_variant(tape, op, variant):
+    """Where the op's variant of this number stands, NONE when it has no such."""
+    for k in range(tape.first_variant[op], tape.first_variant[op + 1]):
+        if tape.variant[k] == variant:
+            return k
+    return NONE
+
+
+@_compiled
+def _may_run(tape, op, is_first, reuse, variant, state):
     """What must hold before an op runs, its inputs and outputs apart."""
-    if has_variant and not tape.is_convolution[op]:
+    if variant != NONE and _index_of_variant(tape, op, variant) == NONE:
         return _refuse(state, VARIANT_NOT_ALLOWED, NONE, NONE, 0, 0)
     if is_first and state.is_computed[op]:
         return _refuse(state, COMPUTED_TWICE, NONE, NONE, 0, 0)
@@ -273,9 +297,9 @@ def _recompute(table, tape, op, state):
 
 
 @_compiled
-def _run(table, tape, op, is_first, reuse, has_variant, state):
+def _run(table, tape, op, is_first, reuse, variant, state):
     """One run of an op. Returns the bytes inside it beyond what it creates, REFUSED when it is refused."""
-    if not _may_run(tape, op, is_first, reuse, has_variant, state):
+    if not _may_run(tape, op, is_first, reuse, variant, state):
         return REFUSED
     duplicates = 0
     if not is_first:
@@ -284,7 +308,9 @@ def _run(table, tape, op, is_first, reuse, has_variant, state):
         return REFUSED
     if duplicates == REFUSED or (reuse != NONE and not _apply(table, TAKE_OVER, reuse, tape.nbytes, state)):
         return REFUSED
-    return duplicates + tape.workspace_bytes[op]
+    if variant == NONE:
+        return duplicates + tape.workspace_bytes[op]
+    return duplicates + tape.variant_workspace_bytes[_index_of_variant(tape, op, variant)]
 
 
 @_compiled
@@ -323,7 +349,7 @@ def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_pe
             _refuse(state, UNKNOWN_OP if is_run else UNKNOWN_STORAGE, NONE, NONE, operand, 0)
         elif is_run:
             fault[2] = operand
-            inside = _run(table, tape, operand, code == COMPUTE, schedule.reuse[i], schedule.has_variant[i], state)
+            inside = _run(table, tape, operand, code == COMPUTE, schedule.reuse[i], schedule.variant[i], state)
         else:
             _apply(table, code - FREE + USE_OF_FREE, operand, tape.nbytes, state)
         if fault[0] != LEGAL:
@@ -339,6 +365,14 @@ def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_pe
     fault[1], fault[2] = len(schedule.code), NONE
     _end(table, tape, state)
     return fault
+
+
+@_compiled
+def fill_variant_seconds(tape, schedule, seconds):
+    """Write the seconds of the runs that name a variant."""
+    for i in range(len(schedule.code)):
+        if schedule.variant[i] != NONE:
+            seconds[i] = tape.variant_seconds[_index_of_variant(tape, schedule.operand[i], schedule.variant[i])]
 
 
 @_compiled

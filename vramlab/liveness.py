@@ -65,7 +65,7 @@ def replay_schedule(tape: Tape, method: str = "") -> Schedule:
 
 
 def working_set_bytes(tape: Tape, op: int) -> int:
-    """The least that the device holds while an op runs: what it reads, overwrites and creates, and its inside.
+    """The least that the device holds while an op runs: what it reads, overwrites and creates, and the inside of its leanest variant.
 
     A region that the output can take over counts once.
     """
@@ -87,4 +87,4 @@ def _needed_bytes(tape: Tape, op: int, state: frozenset[int]) -> int:
     needed = state.union(used_storages(tape, op))
     if takeover := tape.ops[op].takeover:
         needed -= {takeover[1]} - state
-    return sum(tape.storages[s].nbytes for s in needed) + tape.ops[op].workspace_bytes
+    return sum(tape.storages[s].nbytes for s in needed) + tape.ops[op].least_workspace_bytes

@@ -166,17 +166,17 @@ class Player:
                 stack += [s for s in self.tape.reads[made_by] if self.residency[s] is ABSENT]
         return sorted(ops)
 
-    def run_bytes(self, op: int, reuse: int | None) -> int:
-        """Device bytes that a run of the op adds at its highest instant."""
+    def run_bytes(self, op: int, reuse: int | None, variant: str | None = None) -> int:
+        """Device bytes that a run of the op adds at its highest instant, by this variant."""
         made = sum(self._bytes[s] for s in self.tape.creates[op] if op == self.next_op or self.residency[s] is ABSENT)
         duplicates = 0 if op == self.next_op else sum(self._bytes[s] for s in self.tape.creates[op] if self.residency[s] is not ABSENT)
-        return made + duplicates + self.tape.ops[op].workspace_bytes - (0 if reuse is None else self._bytes[reuse])
+        return made + duplicates + self.tape.ops[op].variant(variant).workspace_bytes - (0 if reuse is None else self._bytes[reuse])
 
     # --- instructions --------------------------------------------------------------------------------------------------
-    def compute(self, op: int, reuse: int | None = None) -> None:
+    def compute(self, op: int, reuse: int | None = None, variant: str | None = None) -> None:
         """The first run of the tape's next op."""
         assert op == self.next_op, "ops are computed in tape order"
-        self._run(Compute(op, reuse), op, reuse)
+        self._run(Compute(op, reuse, variant))
         for s in self.tape.ops[op].mutates:
             if self.residency[s] is BOTH:
                 self._set(s, RESIDENT)
@@ -186,9 +186,9 @@ class Player:
             needed = self.facts.needed_at[s]
             self.next_need[s] = needed[self._need_cursor[s]] if self._need_cursor[s] < len(needed) else self.facts.end + 1
 
-    def recompute(self, op: int, reuse: int | None = None) -> None:
+    def recompute(self, op: int, reuse: int | None = None, variant: str | None = None) -> None:
         """A further run: its absent outputs become resident."""
-        self._run(Recompute(op, reuse), op, reuse)
+        self._run(Recompute(op, reuse, variant))
         self.recomputes += 1
 
     def free(self, storage: int) -> None:
@@ -240,10 +240,11 @@ class Player:
         return Schedule(instructions=instructions, tape_digest=self.tape.digest, method=method)
 
     # --- bookkeeping ---------------------------------------------------------------------------------------------------
-    def _run(self, instruction: Compute | Recompute, op: int, reuse: int | None) -> None:
+    def _run(self, instruction: Compute | Recompute) -> None:
+        op, reuse = instruction.op, instruction.reuse
         self._heads.append([instruction])
         self._tails.append([])
-        self.clock_seconds += self.tape.ops[op].seconds
+        self.clock_seconds += self.tape.ops[op].variant(instruction.variant).seconds
         self._ran_seconds.append(self.clock_seconds)
         self._host_high.append(self.host_bytes)
         group = len(self._heads) - 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 FORMAT_VERSION = 1
 
@@ -66,6 +66,15 @@ class Tensor:
     offset: int  # in elements
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One algorithm by which an operator can run. An op's own `seconds` and `workspace_bytes` are the library's own choice."""
+
+    name: str  # "winograd"; what `Compute.variant` says
+    seconds: float
+    workspace_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One operator call, in eager's order."""
@@ -86,6 +95,21 @@ class Op:
     seconds: float = 0.0
     flops: int = 0
     workspace_bytes: int = 0  # peak inside the op, beyond what it reads and returns
+    variants: tuple[Variant, ...] = ()  # algorithms that a schedule may name, each name once
+
+    @property
+    def least_workspace_bytes(self) -> int:
+        """The workspace of the leanest variant, the library's own choice among them."""
+        return min([self.workspace_bytes, *(v.workspace_bytes for v in self.variants)])
+
+    def variant(self, name: str | None) -> Variant:
+        """The variant of this name; None is the library's own choice. KeyError when the op has none of that name."""
+        if name is None:
+            return Variant("", self.seconds, self.workspace_bytes)
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        raise KeyError(f"{self.target} has no variant {name!r}; it has {', '.join(v.name for v in self.variants) or 'none'}")
 
 
 @dataclass(frozen=True)
@@ -149,10 +173,12 @@ class Tape:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of everything but `Op.seconds`: timing a tape anew does not rename it."""
+        """SHA-256 of everything but the seconds of ops and variants: timing a tape anew does not rename it."""
         body = self.to_json()
         for op in body["ops"]:
             op.pop("seconds", None)
+            if "variants" in op:
+                op["variants"] = [[name, workspace_bytes] for name, _, workspace_bytes in op["variants"]]
         return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def op_name(self, op: int) -> str:
@@ -175,6 +201,13 @@ class Tape:
         spaces = workspace_bytes or [op.workspace_bytes for op in self.ops]
         ops = tuple(replace(op, seconds=float(t), workspace_bytes=int(w)) for op, t, w in zip(self.ops, seconds, spaces, strict=True))
         return replace(self, ops=ops)
+
+    def with_variants(self, variants: Sequence[Sequence[Variant]]) -> Tape:
+        """The same tape with these variants, one sequence per op. ValueError where a name stands twice in an op."""
+        for op, found in zip(self.ops, variants, strict=True):
+            if len({v.name for v in found}) < len(found):
+                raise ValueError(f"{self.op_name(op.id)} has two variants of one name: {', '.join(v.name for v in found)}")
+        return replace(self, ops=tuple(replace(op, variants=tuple(found)) for op, found in zip(self.ops, variants)))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict; fields at their default are left out of ops."""
@@ -217,7 +250,7 @@ class Tape:
 
 
 _OP_DEFAULTS = {"mutates": (), "takeover": None, "is_eager_inplace": False, "is_random": False,
-                "throwaway_state": False, "seconds": 0.0, "flops": 0, "workspace_bytes": 0}
+                "throwaway_state": False, "seconds": 0.0, "flops": 0, "workspace_bytes": 0, "variants": ()}
 
 
 def _op_to_json(op: Op) -> dict[str, Any]:
@@ -230,6 +263,8 @@ def _op_to_json(op: Op) -> dict[str, Any]:
     for name in ("mutates", "takeover"):
         if name in body:
             body[name] = list(body[name])
+    if "variants" in body:
+        body["variants"] = [[v.name, v.seconds, v.workspace_bytes] for v in op.variants]
     return body
 
 
@@ -239,4 +274,5 @@ def _op_from_json(index: int, body: Mapping[str, Any]) -> Op:
     for name in ("inputs", "outputs", "mutates", "takeover"):
         if fields.get(name) is not None:
             fields[name] = tuple(fields[name])
+    fields["variants"] = tuple(Variant(*row) for row in fields.get("variants", ()))
     return Op(id=index, **fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vramlab.check import CheckedSchedule
 from vramlab.execute import Executed
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Wait
-from vramlab.trace import Metrics, Trace
+from vramlab.trace import Metrics, Trace, average_bytes
 
 
 def executed_trace(checked: CheckedSchedule, executed: Executed, device: str) -> Trace:
@@ -21,6 +21,7 @@ def executed_trace(checked: CheckedSchedule, executed: Executed, device: str) ->
 
     metrics = Metrics(
         peak_bytes=checked.peak_bytes,
+        average_bytes=average_bytes(checked.inner_peak_bytes, end - start),
         peak_host_bytes=checked.peak_host_bytes,
         peak_instruction=checked.peak_instruction,
         step_seconds=float(end[-1]),

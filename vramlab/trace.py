@@ -13,6 +13,7 @@ class Metrics:
     """What a timeline comes to."""
 
     peak_bytes: int  # device bytes: everything the step holds, the inside of ops included
+    average_bytes: float | None  # device bytes, averaged over the time of the step; None of a step that takes no time
     peak_host_bytes: int
     peak_instruction: int  # index of the instruction during which the peak stands
     step_seconds: float
@@ -27,6 +28,15 @@ class Metrics:
     def to_json(self) -> dict[str, Any]:
         """All fields as a dict."""
         return asdict(self)
+
+
+def average_bytes(inner_peak_bytes: np.ndarray, stream_seconds: np.ndarray) -> float | None:
+    """Device bytes averaged over the time of the compute stream: an op holds its inside, and what it makes, as long as it runs.
+
+    One entry an instruction; `stream_seconds` is the time for which it occupies the compute stream. None when that is none at all.
+    """
+    total = float(stream_seconds.sum())
+    return float(inner_peak_bytes @ stream_seconds) / total if total > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
