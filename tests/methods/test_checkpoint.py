@@ -1,12 +1,13 @@
-"""Checkpointing: sqrt(n) on an equal chain, Algorithm 3 by hand, the search under a budget."""
+"""Checkpointing: sqrt(n) and log(n) on an equal chain, Algorithm 3 by hand and by brute force, cheap maps, the search under a budget."""
 
 from __future__ import annotations
 
 import sys
+from itertools import accumulate
 from math import sqrt
 
 import pytest
-from contract import DEVICE, plain_peak
+from contract import DEVICE, plain_peak, residual
 from tapes import MAP, SCALAR, TOYS, WEIGHT, StepBuilder, chain, random_op
 
 from vramlab.check import CheckedSchedule, check_schedule
@@ -96,6 +97,82 @@ def test_algorithm_3_by_hand():
     tape = chain(7)
     cuts, kept, largest = segments.algorithm_3(tape, articulation_points(tape), 2500)
     assert [cut.op for cut in cuts] == [2, 5] and kept == 2 * MAP and largest == 3 * MAP
+
+
+def every_segment_bytes(tape: Tape) -> list[int]:
+    """All sums of consecutive maps, ascending: at no other B does Algorithm 3 change its mind."""
+    made = [sum(tape.storages[s].nbytes for s in tape.creates[op.id]) for op in tape.ops if op.phase is Phase.FORWARD]
+    return sorted({0, *(total for first in range(len(made)) for total in accumulate(made[first:]))})
+
+
+@pytest.mark.parametrize("share", [1.0, 0.9, 0.8, 0.7, 0.65])
+@pytest.mark.parametrize("toy", ["long_chain", "multi_output", "buffer_writer"])
+def test_plan_budget_takes_the_least_b_that_fits(toy, share):
+    """Against every B that can make a difference, upwards from 0."""
+    tape = TOYS[toy]()
+    budget = int(share * plain_peak(tape))
+    plans = (segments.algorithm_3(tape, segments.candidates_of(tape), b)[0] for b in every_segment_bytes(tape))
+    written = (segmented.SegmentedStep(tape, DEVICE, cuts).schedule(METHOD.card.uid) for cuts in plans)
+    expected = next((schedule for schedule in written if check_schedule(tape, schedule).peak_bytes <= budget), None)
+    if expected is None:
+        with pytest.raises(PlanInfeasible):
+            plan(tape, budget, plan="budget")
+    else:
+        assert plan(tape, budget, plan="budget").schedule.digest == expected.digest
+
+
+def test_the_trials_of_b_are_all_plans_of_a_small_network():
+    tape = residual()
+    candidates = cuts_of(tape)
+    by_brute_force = {segments.algorithm_3(tape, candidates, b)[0] for b in every_segment_bytes(tape)}
+    trials = list(segments.growing(tape, candidates))
+    assert set(trials) == by_brute_force and len(trials) == len(set(trials))
+
+
+def test_the_papers_search_without_a_budget():
+    """x = 100 maps at B = 0, y = 1 map: B0 = sqrt(x y) = 10 maps, and segments of about so many give about 2 sqrt(n)."""
+    tape = chain(100)
+    assert plan(tape, plan="budget").peak_bytes - state_bytes(tape) <= (2 * 10 + 2) * MAP + 100 * WEIGHT
+
+
+# --- recursion -------------------------------------------------------------------------------------------------------
+def recursive_runs(maps: int, parts: int) -> int:
+    """Forward runs beside the first: each part but the last is swept from its source, less the map that the next part keeps."""
+    inside = maps // parts
+    return 0 if maps == 1 else parts * recursive_runs(inside, parts) + (parts - 1) * (inside - 1)
+
+
+@pytest.mark.parametrize("parts, levels", [(2, 3), (2, 5), (2, 7), (3, 3), (3, 4), (4, 3)])
+def test_recursion_keeps_log_n_maps(parts, levels):
+    """g(n) = k log_{k+1}(n) maps, two gradient maps, one weight's gradient and the loss; O(n log n) forward runs."""
+    tape = chain(parts ** levels, gradients_exist=True)
+    checked = plan(tape, plan="recursive", segments=parts)
+    assert checked.peak_bytes - state_bytes(tape) == ((parts - 1) * levels + 2) * MAP + WEIGHT + SCALAR
+    assert checked.schedule.count(Recompute) == recursive_runs(parts ** levels, parts)
+
+
+@pytest.mark.parametrize("layers", [37, 100])
+def test_recursion_on_chains_of_any_length(layers):
+    tape = chain(layers, gradients_exist=True)
+    checked = plan(tape, plan="recursive")
+    assert checked.peak_bytes - state_bytes(tape) <= (layers.bit_length() + 2) * MAP + WEIGHT + SCALAR
+    assert checked.peak_bytes < plan(tape).peak_bytes < plan(tape, segments=1).peak_bytes
+
+
+# --- cheap operators -------------------------------------------------------------------------------------------------
+def test_no_convolution_runs_twice_when_only_cheap_maps_are_dropped():
+    """Between the plain step and the segments that drop everything, in memory and in recomputes."""
+    tape = residual()
+    cheap, whole = plan(tape, segments=4, drop_cheap=True), plan(tape, segments=4)
+    again = [tape.ops[i.op].target for i in cheap.schedule.instructions if isinstance(i, Recompute)]
+    assert again and not any("convolution" in target for target in again)
+    assert any("convolution" in tape.ops[i.op].target for i in whole.schedule.instructions if isinstance(i, Recompute))
+    assert whole.peak_bytes < cheap.peak_bytes < plain_peak(tape)
+
+
+def test_a_number_of_segments_contradicts_algorithm_3():
+    with pytest.raises(ValueError, match="segments=4"):
+        METHOD.build(plan="budget", segments=4)
 
 
 # --- the search under a budget ---------------------------------------------------------------------------------------

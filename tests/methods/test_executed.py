@@ -18,8 +18,8 @@ from vramlab.schedule import Offload, Recompute
 
 LIBRARY = Library([built_in_collection()])
 STEPS = ("conv-bn-dropout", "transformer-prenorm", "write-through-view", "tied-weights", "two-heads")
-ASKED = [("checkpoint", {}), ("delta", {}), ("delta", {"action": "swap-only"}), ("delta", {"action": "recompute-only"}),
-         ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {})]
+ASKED = [("checkpoint", {}), ("checkpoint", {"plan": "recursive"}), ("delta", {}), ("delta", {"action": "swap-only"}),
+         ("delta", {"action": "recompute-only"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {})]
 
 
 def tightest(tape, method: str, options: dict) -> CheckedSchedule:
