@@ -99,6 +99,9 @@ def check_schedule(tape: Tape, schedule: Schedule, budget: Budget | None = None)
     if schedule.tape_digest != tape.digest:
         detail = f"the schedule was made for tape {schedule.tape_digest[:12]}, this is {tape.digest[:12]}"
         raise ScheduleError("tape-mismatch", index=0, detail=detail)
+    if schedule.micro_batches not in ((), tape.micro_batches):
+        detail = f"the schedule names micro-batches {list(schedule.micro_batches)}, the tape takes {list(tape.micro_batches) or 'one pass'}"
+        raise ScheduleError("micro-batches-mismatch", index=0, detail=detail)
     limit = budget or Budget(device_bytes=UNLIMITED)
     live, inner, host = (np.zeros(len(schedule.instructions), np.int64) for _ in range(3))
     flat = kernels.flatten_tape(tape), kernels.flatten_schedule(schedule)

@@ -24,7 +24,7 @@ from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
 
 PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
     "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
-    "kernels", "record",
+    "kernels", "record", "family", "micro_batches",
 )})
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what replay needs
 _MAP, _WEIGHT = 1 << 20, 1 << 16

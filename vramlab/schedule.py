@@ -82,7 +82,7 @@ class Schedule:
     instructions: tuple[Instruction, ...]
     tape_digest: str
     method: str = ""  # uid of the method that planned it
-    micro_batches: tuple[int, ...] = ()  # sizes of the sub-batches, empty when the batch is whole
+    micro_batches: tuple[int, ...] = ()  # those of the tape, for who reads the schedule alone; empty when the batch is whole
 
     @cached_property
     def digest(self) -> str:

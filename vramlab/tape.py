@@ -122,6 +122,7 @@ class Tape:
     loss: int
     device_type: str
     batch_size: int
+    micro_batches: tuple[int, ...] = ()  # sizes of the passes that the step takes over its batch; empty when it is one pass
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
@@ -219,7 +220,7 @@ class Tape:
             "storages": [[s.nbytes, str(s.role), s.name, s.at_start, s.at_end] for s in self.storages],
             "tensors": [[t.storage, t.dtype, list(t.shape), list(t.strides), t.offset] for t in self.tensors],
             "ops": [_op_to_json(op) for op in self.ops],
-        }
+        } | ({"micro_batches": list(self.micro_batches)} if self.micro_batches else {})
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Tape:
@@ -236,7 +237,8 @@ class Tape:
         )
         ops = tuple(_op_from_json(i, op) for i, op in enumerate(body["ops"]))
         return cls(ops=ops, tensors=tensors, storages=storages, loss=body["loss"],
-                   device_type=body["device_type"], batch_size=body["batch_size"])
+                   device_type=body["device_type"], batch_size=body["batch_size"],
+                   micro_batches=tuple(body.get("micro_batches", ())))
 
     def save(self, path: Path) -> None:
         """Write `tape.json.gz`, the same bytes for the same tape."""
