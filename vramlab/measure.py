@@ -30,6 +30,7 @@ from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Role, Tape
+from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
 Spec = Mapping[str, Any]
@@ -54,6 +55,11 @@ class _Cell:
     @property
     def is_simulated(self) -> bool:
         return self.config["target"].startswith("sim:")
+
+    @property
+    def wants_variants(self) -> bool:
+        """Does the method choose convolution algorithms?"""
+        return "variants" in self.method.card.needs
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +139,8 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
 
 def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingStep) -> Tape:
     if cell.is_simulated:
-        return roofline_costs(tape, profile)
+        tape = roofline_costs(tape, profile)
+        return with_variants(tape, profile) if cell.wants_variants else tape
     return measure_costs(tape, cell.device, optimizer=step.make_optimizer())
 
 
