@@ -7,7 +7,7 @@ and numeric argument is affine in the batch:
     family.prove(capture at 5)       # NotAffine says where the step departs from the line; then capture each size instead
     tape = family.at(64)             # equal to a capture at 64, as far as the proof reaches
 
-Op times are no such numbers, so the tapes of a family have none: cost them anew.
+Op times and variants are no such numbers, so the tapes of a family have none: cost them anew.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TapeFamily:
 
 
 def _without_times(tape: Tape) -> Tape:
-    return replace(tape, ops=tuple(replace(op, seconds=0.0) if op.seconds else op for op in tape.ops))
+    return replace(tape, ops=tuple(replace(op, seconds=0.0, variants=()) if op.seconds or op.variants else op for op in tape.ops))
 
 
 def _compare_heads(first: Tape, second: Tape) -> None:

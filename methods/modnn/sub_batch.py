@@ -1,0 +1,53 @@
+"""How many samples a pass takes: the largest size for which any 15 % of consecutive tasks fit in memory together."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from math import ceil
+
+import numpy as np
+
+from vramlab.liveness import lower_bound_bytes, used_storages
+from vramlab.tape import Role, Tape
+
+
+def window_bytes(tape: Tape, share: float) -> int:
+    """The most that `share` of the tape's ops, consecutive, need together: what stays all step, what they touch, one workspace."""
+    count = len(tape.ops)
+    length = max(1, ceil(share * count))
+    stays = sum(s.nbytes for s in tape.storages if s.at_start or s.role is Role.GRADIENT)
+    change = np.zeros(count + 1, np.int64)  # of the bytes touched, from a window to the one that starts an op later
+    last = [-length] * len(tape.storages)
+    for op in tape.ops:
+        for s in used_storages(tape, op.id):
+            if tape.storages[s].at_start or tape.storages[s].role is Role.GRADIENT:
+                continue
+            # The windows that start after its last touch and reach this op touch it here for the first time.
+            change[max(last[s] + 1, op.id - length + 1, 0)] += tape.storages[s].nbytes
+            change[op.id + 1] -= tape.storages[s].nbytes
+            last[s] = op.id
+    touched = np.cumsum(change[:count])[:count - length + 1]
+    spaces = np.array([op.least_workspace_bytes for op in tape.ops], np.int64)
+    inside = np.lib.stride_tricks.sliding_window_view(spaces, length).max(axis=1)
+    return stays + int((touched + inside).max())
+
+
+def sub_batch_size(at: Callable[[int], Tape], batch_size: int, budget_bytes: int, share: float) -> int | None:
+    """Samples a pass, None when not even one fits. `at` gives the tape of one pass over so many samples.
+
+    The largest divisor of the batch that passes the window's test; where none does, the largest size whose lower bound fits.
+    """
+    def others(tape: Tape) -> int:
+        """Bytes of the samples that wait on the device for their pass."""
+        return tape.bytes_of(Role.INPUT) // tape.batch_size * (batch_size - tape.batch_size)
+
+    def fits(size: int, needed: Callable[[Tape], int]) -> bool:
+        tape = at(size)
+        return needed(tape) + others(tape) <= budget_bytes
+
+    divisors = [size for size in range(batch_size, 0, -1) if batch_size % size == 0]
+    for size in divisors:
+        if fits(size, lambda tape: window_bytes(tape, share)):
+            return size
+    return bisect_right(range(1, batch_size + 1), False, key=lambda size: not fits(size, lower_bound_bytes)) or None
