@@ -19,7 +19,8 @@ from vramlab.schedule import Offload, Recompute
 LIBRARY = Library([built_in_collection()])
 STEPS = ("conv-bn-dropout", "transformer-prenorm", "write-through-view", "tied-weights", "two-heads")
 ASKED = [("checkpoint", {}), ("checkpoint", {"plan": "recursive"}), ("delta", {}), ("delta", {"action": "swap-only"}),
-         ("delta", {"action": "recompute-only"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {})]
+         ("delta", {"action": "recompute-only"}), ("superneurons", {}), ("superneurons", {"recomputation": "memory-centric"}),
+         ("superneurons", {"offload": "all"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {})]
 
 
 def tightest(tape, method: str, options: dict) -> CheckedSchedule:
@@ -53,6 +54,8 @@ def test_the_tightest_plans_do_recompute_and_move():
     tape = captured.tape.with_costs([1.0] * len(captured.tape.ops))
     assert tightest(tape, "checkpoint", {}).schedule.count(Recompute) > 0
     assert tightest(tape, "delta", {"action": "swap-only"}).schedule.count(Offload) > 3
+    superneurons = tightest(tape, "superneurons", {}).schedule
+    assert superneurons.count(Offload) > 0 and superneurons.count(Recompute) > 3
     instructions = tightest(tape, "delta", {"action": "recompute-only"}).schedule.instructions
     again = [tape.ops[i.op] for i in instructions if isinstance(i, Recompute)]
     assert any(op.is_random for op in again) and any(op.throwaway_state for op in again)

@@ -79,6 +79,18 @@ def test_sqrt_segments_cost_less_than_one_forward_on_resnet50():
     assert len(again) == len(set(again)), "no op runs a third time"
 
 
+@pytest.mark.parametrize("share, most", [(0.8, 1.1), (0.5, 2.5), (0.36, 3.0)])
+def test_superneurons_on_resnet50(share, most):
+    """Cheap while the cache holds the convolutions' maps; then bound by the link."""
+    assert 1.0 < overhead("resnet50", "superneurons", share, 5) < most
+
+
+def test_superneurons_on_resnet50_counts_the_extra_forwards():
+    """Each relu, both poolings, and each BatchNorm that a relu reads: of the three in a block not the last, nor those that downsample."""
+    planner = LIBRARY.method("superneurons").build(recomputation="speed-centric")
+    assert planner.plan(tape_of("resnet50"), V100, Budget(device_bytes=2**62)).count(Recompute) == 49 + 2 + (53 - 16 - 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method, share", [("delta", 0.4), ("delta", 0.15), ("checkpoint", 0.4)])
 def test_planning_densenet121(method, share):
