@@ -260,7 +260,7 @@ def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         a.dtype == b.dtype
         and a.shape == b.shape
         and a.stride() == b.stride()
-        and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))
+        and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
         if a.dim()
         else (a.dtype == b.dtype and a.reshape(1).view(torch.uint8).equal(b.reshape(1).view(torch.uint8)))
     )

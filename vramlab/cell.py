@@ -228,6 +228,8 @@ def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping
     predicted = dict(facts.get("predicted", {}))
     if facts:
         predicted["swap_vs_recompute"] = facts["swap_vs_recompute"]
+    if "split_convolutions" in facts:
+        predicted["split_convolutions"] = facts["split_convolutions"]
     if "infeasible" in facts:
         predicted["infeasible"] = facts["infeasible"]
     measured = draft.measured | {k: facts[k] for k in ("capture_seconds", "plan_seconds") if k in facts}

@@ -298,7 +298,7 @@ def _in_place_form(tape: Tape, op: Op) -> tuple[str, list[Any]]:
         return op.target, op.args
     namespace, name, overload = op.target.split(".")
     args = list(op.args)
-    if tape.tensors[args[0]["tensor"]].storage != op.takeover[1]:
+    if op.target == "aten.add.Tensor" and tape.tensors[args[0]["tensor"]].storage != op.takeover[1]:
         args[0], args[1] = args[1], args[0]  # a sum may overwrite either operand
     return f"{namespace}.{name}_.{overload}", args
 

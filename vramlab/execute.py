@@ -324,7 +324,7 @@ class _Writer:
         out, source = op.takeover
         result = next(t for t in op.outputs if t is not None and self.tape.tensors[t].storage == out)
         written = self.written_tensor(op, source, result)
-        f = self.constant(resolve(op.target if op.is_eager_inplace else _inplace_target(op.target)), f"op{op.id}")
+        f = self.constant(callable_of(op.target if op.is_eager_inplace else _inplace_target(op.target)), f"op{op.id}")
         targets = ["_" if t == result else self.target(t, op) for t in op.outputs]
         targets = targets[: len(resolve(op.target)._schema.returns)]
         if out in self.defined:  # a recompute for the sake of another output: what it writes is a duplicate

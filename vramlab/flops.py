@@ -44,7 +44,9 @@ class _Shapes:
     def _shape(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._shape(v) for v in value]
-        return self._tensors[value["tensor"]].shape if isinstance(value, dict) and "tensor" in value else value
+        if not isinstance(value, dict):
+            return value
+        return self._tensors[value["tensor"]].shape if "tensor" in value else value.get("form", {}).get("shape", value)
 
     @property
     def out(self) -> Shape:

@@ -27,8 +27,10 @@ from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
 from vramlab.planner import UNLIMITED, Budget, Planner
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
+from vramlab.prepared import Prepared, prepare_tape
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
+from vramlab.split import split_like
 from vramlab.tape import Role, Tape
 from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
@@ -74,6 +76,10 @@ class _Cell:
     def workload(self, batch_size: int | None = None) -> TrainingStep:
         return build(self.model, self.config if batch_size is None else {**self.config, "batch_size": batch_size})
 
+    def prepared(self, tape: Tape) -> Prepared | None:
+        """What the method's needs make of a tape, None when that is nothing."""
+        return prepare_tape(tape, self.method.card.needs, None if self.is_simulated else self.device)
+
     def captured(self, step: TrainingStep, batch_size: int) -> Captured:
         """The tape without costs, from the cache where it is there."""
         kept = {k: self.config[k] for k in ("model", "model_options", "training", "data")}
@@ -108,8 +114,10 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     captured = cell.captured(step, cell.config["batch_size"])
     capture_seconds = time.perf_counter() - started
     profile = cell.profile()
-    tape = _with_costs(cell, captured.tape, profile, step)
-    eager = simulated_eager_peak(tape)
+    plain = _with_costs(cell, captured.tape, profile, step)
+    eager = simulated_eager_peak(plain)
+    prepared = cell.prepared(captured.tape)
+    tape = plain if prepared is None else _with_costs(cell, prepared.tape, profile, step)
     base = eager if eager_peak_bytes is None else eager_peak_bytes
     budget = resolve_budget(cell.config["budget"], base, tape)
     facts = {
@@ -122,6 +130,8 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
         "swap_vs_recompute": swap_against_recompute(tape, profile),
         "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role},
     }
+    if prepared is not None:
+        facts["split_convolutions"] = prepared.to_json()
     tape.save(out / "tape.json.gz")
     started = time.perf_counter()
     try:
@@ -203,6 +213,7 @@ def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_s
     """The planned schedule on this workload's tape; at another batch size the same instructions on that tape."""
     planned, schedule = Tape.load(folder / "tape.json.gz"), Schedule.load(folder / "schedule.json.gz")
     captured = capture(step.model, step.loss_fn, step.batch, optimizer=optimizer)
+    captured = Captured(split_like(captured.tape, planned), captured.binding)
     same = [(o.target, o.phase) for o in captured.tape.ops] == [(o.target, o.phase) for o in planned.ops]
     if not same or len(captured.tape.storages) != len(planned.storages):
         raise CaptureError("another batch size or another process gives another sequence of operators; the plan does not apply to it")
@@ -387,7 +398,9 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
 
     def fits(batch_size: int) -> bool:
         step = replace(model, batch=example_batch(cell.model, {**cell.config, "batch_size": batch_size}))
-        tape = _with_costs(cell, cell.captured(step, batch_size).tape, profile, step)
+        tape = cell.captured(step, batch_size).tape
+        prepared = cell.prepared(tape)
+        tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, step)
         try:
             schedule = planner.plan(tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False))
         except PlanInfeasible as refusal:

@@ -31,8 +31,18 @@ def resolve(target: str) -> Callable[..., Any]:
 _READS_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 
 
+def _relu_backward_over_map(gradient: torch.Tensor, y: torch.Tensor, threshold: float) -> torch.Tensor:
+    return torch.ops.aten.threshold_backward.grad_input(gradient, y, threshold, grad_input=y)
+
+
+# In-place twins that torch has under another name.
+_TWINS: dict[str, Callable[..., Any]] = {"aten.threshold_backward_.default": _relu_backward_over_map}
+
+
 def callable_of(target: str) -> Callable[..., Any]:
     """The operator as eager's backward-to-be runs it, to be called without autograd."""
+    if target in _TWINS:
+        return _TWINS[target]
     f = resolve(target)
     if target not in _READS_GRAD_MODE:
         return f
@@ -65,7 +75,10 @@ def encode_arg(value: Any, tensor_id: Callable[[torch.Tensor], int]) -> Any:
 
 
 def decode_arg(value: Any, lookup: Callable[[int], Any], device: torch.device) -> Any:
-    """Inverse of `encode_arg`: `lookup` gives the object for a tensor id; devices become `device`, the CPU stays."""
+    """Inverse of `encode_arg`: `lookup` gives the object for a tensor id; devices become `device`, the CPU stays.
+
+    `{"form": {"dtype", "shape", "strides"}}` stands for a tensor of which only the form is read.
+    """
     if isinstance(value, list):
         return [decode_arg(v, lookup, device) for v in value]
     if not isinstance(value, Mapping):
@@ -73,6 +86,8 @@ def decode_arg(value: Any, lookup: Callable[[int], Any], device: torch.device) -
     ((tag, body),) = value.items()
     if tag == "tensor":
         return lookup(body)
+    if tag == "form":
+        return _without_bytes(body, device)
     if tag == "float":
         return float(body)
     if tag == "complex":
@@ -84,3 +99,10 @@ def decode_arg(value: Any, lookup: Callable[[int], Any], device: torch.device) -
     if tag == "memory_format":
         return _FORMATS[body]
     return torch.device("cpu") if body == "cpu" else device
+
+
+def _without_bytes(form: Mapping[str, Any], device: torch.device) -> torch.Tensor:
+    """A tensor of this form whose storage is empty: torch refuses to read it. For an instant it has its bytes."""
+    tensor = torch.empty_strided(form["shape"], form["strides"], dtype=dtype_of(form["dtype"]), device=device)
+    tensor.untyped_storage().resize_(0)
+    return tensor

@@ -32,7 +32,7 @@ class Plan:
     captured: Captured
     checked: CheckedSchedule
     predicted: Metrics
-    eager_peak_bytes: int  # simulated: the peak of eager's own order and liveness
+    eager_peak_bytes: int  # the peak of eager's own order and liveness, simulated unless it was given
     plan_seconds: float
     budget: Budget
 
@@ -61,11 +61,11 @@ def plan(
 ) -> Plan:
     """Let a method plan, check the plan against the budget and predict it. Raises PlanInfeasible, Unsupported, ScheduleError.
 
-    A percentage is of `eager_peak_bytes`, or of the simulated eager peak where that was not measured.
+    A percentage is of `eager_peak_bytes`, or of the simulated eager peak on the same tape where that is None.
     """
     tape = captured.tape
-    eager = simulated_eager_peak(tape)
-    limit = resolve_budget(budget, eager if eager_peak_bytes is None else eager_peak_bytes, tape)
+    eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
+    limit = resolve_budget(budget, eager, tape)
     started = time.perf_counter()
     schedule = planner.plan(tape, profile, limit)
     seconds = time.perf_counter() - started

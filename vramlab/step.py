@@ -11,13 +11,14 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from vramlab.against_eager import eager_fits, step_against_eager
-from vramlab.capture import LossFn, input_name, refuse_module
+from vramlab.capture import Captured, LossFn, input_name, refuse_module
 from vramlab.collection import Library, find_collections
-from vramlab.costs import measure_profile
+from vramlab.costs import measure_costs, measure_profile
 from vramlab.errors import Unsupported
 from vramlab.execute import Executor
 from vramlab.planner import UNLIMITED
 from vramlab.prepare import Plan, capture_with_costs, plan, resolve_budget, simulated_eager_peak
+from vramlab.prepared import prepare_tape
 from vramlab.record import Truth
 from vramlab.schedule import Schedule
 from vramlab.snapshot import Snapshot, leaves_of, state_of
@@ -84,6 +85,7 @@ class TrainStep:
         if found.card.kind == "native":
             raise Unsupported(f"method '{found.name}' is native: it has no schedule that train_step could run")
         self.method = found.name
+        self._needs = found.card.needs
         self._planner = found.build(**options)
         self._profile = measure_profile(self._device)
         self._validity = Validity(model, loss_fn, self._device)
@@ -179,7 +181,11 @@ class TrainStep:
         captured = capture_with_costs(self._model, loss_fn, inputs, with_gradient=with_gradient, optimizer=self._optimizer)
         if isinstance(self._budget, str):
             self._budget = self._resolve(self._budget, captured.tape)
-        planned = plan(captured, self._planner, self._profile, self._budget)
+        eager = simulated_eager_peak(captured.tape)
+        prepared = prepare_tape(captured.tape, self._needs, self._device)
+        if prepared is not None:
+            captured = Captured(measure_costs(prepared.tape, self._device, optimizer=self._optimizer), captured.binding)
+        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager)
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False")
 
     def _resolve(self, budget: str, tape: Tape) -> int:
