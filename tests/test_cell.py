@@ -75,6 +75,23 @@ def test_a_simulated_cell_measures_nothing_and_says_so(tmp_path):
     assert 0 <= record.predicted["swap_vs_recompute"]["share"] <= 1
 
 
+def test_a_method_that_asks_for_it_gets_split_convolutions(tmp_path):
+    """Measured: exact, as predicted, and the record says what was split."""
+    record = run(tmp_path, methods=["fujitsu-reuse"], measure={**SMALL["measure"], "time": False})
+    assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
+    split = record.predicted["split_convolutions"]
+    tape = Tape.load(tmp_path / "cell" / "tape.json.gz")
+    halves = [op for op in tape.ops if op.target == "aten.convolution_backward.default" and "form" in op.args[1]]
+    assert split["is_checked"] and split["split_ops"] == len(halves) > 0
+    assert abs(record.measured["prediction_error_bytes"]) <= max(0.005 * record.measured["peak_bytes"], 2**20)
+
+
+def test_a_simulated_cell_splits_all_and_says_that_no_bit_was_checked(tmp_path):
+    record = run(tmp_path, methods=["fujitsu-reuse"], targets=["sim:titan-x-pascal"])
+    split = record.predicted["split_convolutions"]
+    assert record.outcome is Outcome.OK and not split["is_checked"] and split["split_ops"] > 0 and split["unsplit_ops"] == []
+
+
 def test_training_under_a_plan_equals_eager_at_every_step(tmp_path):
     record = run(
         tmp_path,

@@ -21,8 +21,10 @@ from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.prepared import prepare_tape
+from vramlab.record import Truth
 from vramlab.schedule import Compute, Free
 from vramlab.split import NEED, split_convolutions
+from vramlab.step import train_step
 from vramlab.tape import Phase, Role, Tape
 
 LIBRARY = Library([built_in_collection()])
@@ -161,3 +163,13 @@ def test_less_than_network_wide_and_the_meter_agrees(regions):
         assert checked.peak_bytes <= check_schedule(tape, replay_schedule(tape)).peak_bytes
     measured = measure_step_peak(build).peak_bytes
     assert abs(checked.peak_bytes - measured) <= max(0.005 * measured, 1024), (checked.peak_bytes, measured)
+
+
+def test_as_a_training_step():
+    """Through `vramlab.train_step`, whose first call is verified against eager."""
+    torch.manual_seed(0)
+    model = vgg()
+    step = train_step(model, cross_entropy, BATCH, method="fujitsu-reuse", budget=None, regions="live")
+    step(*BATCH)
+    assert step.truth is Truth.EXACT
+    assert any("form" in str(op.args) for op in step.tape.ops)
