@@ -10,6 +10,7 @@ from vramlab.tape import Phase, Role, Tape
 
 IN_PLACE = frozenset({"activation"})  # nothing to offload there
 SMALL = frozenset({"activation", "softmax", "loss"})  # vDNN++ starts no prefetch in their backward
+FEATURES = frozenset({"normalization", "activation", "pooling", "add", "concat"})
 WITH_MAPS_OF_ITS_OWN = frozenset({"pooling", "dropout"})  # the indices of a pooling, the mask of a dropout
 
 
@@ -23,7 +24,7 @@ class Moves:
 
 
 def moves_of(tape: Tape, policy: str) -> Moves:
-    """`all`: the input maps of every layer up to the last convolution or pooling; `conv`: of convolutions only; `none`: nothing.
+    """`all`: the input maps of every layer of the feature extraction; `conv`: of convolutions only; `none`: nothing.
 
     A map leaves with the last layer that reads it forward, and only if the backward reads it again.
     """
@@ -53,9 +54,12 @@ def _leaving(tape: Tape, layers: tuple[Layer, ...], policy: str) -> dict[int, tu
 
 
 def managed(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Feature extraction: up to the last convolution or pooling. The classifier behind it keeps its maps."""
-    last = max((layer.id for layer in layers if layer.kind in ("convolution", "pooling")), default=-1)
-    return layers[:last + 1] if any(layer.kind == "convolution" for layer in layers) else ()
+    """Feature extraction: up to the last convolution, and what follows it of its kind. The classifier behind it keeps its maps."""
+    convolutions = [layer.id for layer in layers if layer.kind == "convolution"]
+    end = convolutions[-1] + 1 if convolutions else 0
+    while convolutions and end < len(layers) and layers[end].kind in FEATURES:
+        end += 1
+    return layers[:end]
 
 
 def _returns(tape: Tape, s: int) -> bool:
