@@ -20,7 +20,8 @@ LIBRARY = Library([built_in_collection()])
 STEPS = ("conv-bn-dropout", "transformer-prenorm", "write-through-view", "tied-weights", "two-heads")
 ASKED = [("checkpoint", {}), ("checkpoint", {"plan": "recursive"}), ("delta", {}), ("delta", {"action": "swap-only"}),
          ("delta", {"action": "recompute-only"}), ("superneurons", {}), ("superneurons", {"recomputation": "memory-centric"}),
-         ("superneurons", {"offload": "all"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {})]
+         ("superneurons", {"offload": "all"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {}),
+         ("vdnn", {"policy": "all"}), ("vdnn", {"policy": "conv"})]
 
 
 def tightest(tape, method: str, options: dict) -> CheckedSchedule:
@@ -54,6 +55,7 @@ def test_the_tightest_plans_do_recompute_and_move():
     tape = captured.tape.with_costs([1.0] * len(captured.tape.ops))
     assert tightest(tape, "checkpoint", {}).schedule.count(Recompute) > 0
     assert tightest(tape, "delta", {"action": "swap-only"}).schedule.count(Offload) > 3
+    assert tightest(tape, "vdnn", {"policy": "all"}).schedule.count(Offload) > 3
     superneurons = tightest(tape, "superneurons", {}).schedule
     assert superneurons.count(Offload) > 0 and superneurons.count(Recompute) > 3
     instructions = tightest(tape, "delta", {"action": "recompute-only"}).schedule.instructions

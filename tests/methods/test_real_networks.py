@@ -14,14 +14,16 @@ from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.costs import roofline_costs
 from vramlab.device import load_profile
+from vramlab.errors import PlanInfeasible
 from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import Budget
-from vramlab.schedule import Recompute
+from vramlab.schedule import Offload, Recompute
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Tape
+from vramlab.variants import with_variants
 
 LIBRARY = Library([built_in_collection()])
-V100 = load_profile("v100-32gb")
+V100, TITAN_X = load_profile("v100-32gb"), load_profile("titan-x-maxwell")
 
 
 @cache
@@ -95,3 +97,37 @@ def test_superneurons_on_resnet50_counts_the_extra_forwards():
 @pytest.mark.parametrize("method, share", [("delta", 0.4), ("delta", 0.15), ("checkpoint", 0.4)])
 def test_planning_densenet121(method, share):
     assert overhead("densenet121", method, share, 15) < 3
+
+
+@cache
+def vgg16() -> Tape:
+    """With the modelled convolution algorithms of a Titan X (Maxwell), vDNN's board."""
+    return with_variants(roofline_costs(tape_of("vgg16"), TITAN_X), TITAN_X)
+
+
+def vdnn(budget: int = 2**62, **options) -> CheckedSchedule:
+    schedule = LIBRARY.method("vdnn").build(**options).plan(vgg16(), TITAN_X, Budget(device_bytes=budget))
+    return check_schedule(vgg16(), schedule, Budget(device_bytes=budget))
+
+
+def test_vdnn_s_static_policies_on_vgg16():
+    """On the paper's board: conv hides most of its copies behind kernels, all saves more and stalls, (m) is leaner and slower than (p)."""
+    none, conv, everything, lean = (vdnn(policy=p, algorithms=a) for p, a in [("none", "p"), ("conv", "p"), ("all", "p"), ("all", "m")])
+    held = [simulate(c, TITAN_X).metrics.average_bytes for c in (none, conv, everything, lean)]
+    seconds = [simulate(c, TITAN_X).metrics.step_seconds for c in (none, conv, everything, lean)]
+    assert held == sorted(held, reverse=True) and seconds == sorted(seconds)
+    assert seconds[1] < 1.1 * seconds[0] and lean.schedule.count(Offload) > conv.schedule.count(Offload) == 12
+
+
+def test_vdnn_without_synchronization_is_no_slower_on_vgg16():
+    one, other = (simulate(vdnn(policy="all", is_async=a), TITAN_X).metrics for a in (False, True))
+    assert other.step_seconds < one.step_seconds and other.average_bytes > one.average_bytes
+
+
+def test_vdnn_dyn_keeps_every_budget_on_vgg16():
+    top, least = vdnn(policy="none").peak_bytes, vdnn(policy="all", algorithms="m").peak_bytes
+    for budget in (top, top - 1, (top + least) // 2, least):
+        assert vdnn(budget).peak_bytes <= budget
+    with pytest.raises(PlanInfeasible) as refusal:
+        vdnn(least - 1)
+    assert refusal.value.smallest_bytes == least
