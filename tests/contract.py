@@ -96,6 +96,7 @@ class Inquiry:
     method: Method
     options: Mapping[str, Any]
     toy: str
+    device = DEVICE
 
     @cached_property
     def tape(self) -> Tape:
@@ -106,13 +107,17 @@ class Inquiry:
     def answers(self) -> list[Answer]:
         """Without a budget first, then downwards."""
         peak = plain_peak(self.tape)
-        shares = FINE_SHARES if self.toy == "residual" else SHARES
-        return [self.ask(UNLIMITED), *(self.ask(int(share * peak)) for share in shares)]
+        return [self.ask(UNLIMITED), *(self.ask(int(share * peak)) for share in self.shares)]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the peak without a method."""
+        return FINE_SHARES if self.toy == "residual" else SHARES
 
     def ask(self, device_bytes: int, tape: Tape | None = None) -> Answer:
         budget = Budget(device_bytes=device_bytes)
         try:
-            return Answer(budget, self.method.build(**self.options).plan(tape or self.tape, DEVICE, budget))
+            return Answer(budget, self.method.build(**self.options).plan(tape or self.tape, self.device, budget))
         except PlanInfeasible as refusal:
             return Answer(budget, refusal=refusal)
 
@@ -120,7 +125,7 @@ class Inquiry:
         return [answer for answer in self.answers if answer.schedule]
 
     def metrics(self, answer: Answer) -> Metrics:
-        return simulate(check_schedule(self.tape, answer.schedule), DEVICE).metrics
+        return simulate(check_schedule(self.tape, answer.schedule), self.device).metrics
 
 
 def peak_of_machine(tape: Tape, schedule: Schedule) -> int:
