@@ -20,7 +20,7 @@ from pathlib import Path
 
 GROUND = frozenset({"errors", "device"})
 PURE = GROUND | frozenset("""
-    tape schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
+    tape tile schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
     family micro_batches split variants
 """.split())
 TORCH_FREE = PURE | frozenset("""

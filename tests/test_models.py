@@ -33,12 +33,26 @@ TORCHVISION_PARAMETERS = {
 OTHER_PARAMETERS = {
     "googlenet": 13_004_888, "unet": 31_030_658, "bert-base": 109_514_298, "gpt2-small": 124_439_808, "resnet1202": 19_421_274,
     # stem, three stages of one block, classifier, each with its BatchNorm
+    # OverFeat: layer by layer from its paper's table 1; deep VGG: VGG-16 and 80 convolutions more in each group; ResNet-2500: torchvision's
+    # ResNet-152 with 3, 24, 752 and 3 blocks more; ResNet-1001, DenseNet-BC-100, DenseNet-264, Inception-v4: public implementations.
+    "overfeat": 34_944 + 614_656 + 1_180_160 + 4_719_616 + 9_438_208 + 113_249_280 + 12_587_008 + 4_097_000,
+    "vgg-deep": 138_357_544 + 80 * (36_928 + 147_584 + 590_080 + 2 * 2_359_808),
+    "resnet-deep": 60_192_808 + 3 * 70_400 + 24 * 280_064 + 752 * 1_117_184 + 3 * 4_462_592,
+    "resnet1001": 10_327_706, "densenet-bc-100": 769_162, "densenet264": 33_337_704, "inception-v4": 42_679_816,
+    "bert-large": 335_174_458, "gpt2-large": 774_030_080,
+    # torch.nn.LSTM(50, 1024, 4), the embedding and the head
+    "lstm": 29_597_696 + 5_000 * 50 + 1_024 * 5_000 + 5_000,
     "resnet8-digits": (432 + 32) + (2 * 2_304 + 64) + (4_608 + 9_216 + 128) + (18_432 + 36_864 + 256) + 650,
 }
 PARAMETERS = TORCHVISION_PARAMETERS | OTHER_PARAMETERS
 
 # What makes each model small enough for a test; torchvision's widths are fixed, so only their images shrink.
 TINY = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 61, "sequence_length": 16, "width": 4}
+SHALLOW = {
+    "resnet1202": {"depth": 14}, "resnet1001": {"depth": 20}, "vgg-deep": {"depth": 21}, "resnet-deep": {"depth": 14, "n1": 1, "n2": 1, "n4": 1},
+    "densenet-bc-100": {"depth": 10}, "inception-v4": {"a_modules": 1, "b_modules": 1, "c_modules": 1}, "lstm": {"inputs": 8},
+    "densenet264": {"growth_rate": 4, "image_size": 64},
+}
 BATCH_SIZE = 2
 # Made by the same class and initialised alike; vgg11-bn is built twice for all of them, at a second of 130 million random numbers each.
 ALIKE = {"vgg11", "vgg13", "vgg13-bn", "vgg16", "vgg16-bn", "vgg19", "vgg19-bn"}
@@ -60,8 +74,7 @@ def tiny_options(name: str, **given: Any) -> dict[str, Any]:
         small["image_size"] = max(32, int(declared["image_size"].min or 0))
     if name == "mobilenet-v2":
         small["image_size"] = 64  # at 32 px BatchNorm sees two values a channel, and its gradient vanishes
-    if name == "resnet1202":
-        small["depth"] = 14
+    small |= SHALLOW.get(name, {})
     return options_of(name, **(small | given))
 
 
@@ -156,6 +169,50 @@ def test_googlenet_without_its_auxiliary_classifiers_is_as_documented():
 @pytest.mark.parametrize(("depth", "parameters"), [(20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018), (110, 1_727_962)])
 def test_cifar_resnets_are_as_published(depth, parameters):
     assert count(on_meta("resnet8-digits", depth=depth)) == parameters
+
+
+@pytest.mark.parametrize(("name", "options", "parameters"), [
+    ("vgg-deep", {"depth": 16}, 138_357_544),  # torchvision's VGG-16
+    ("vgg-deep", {"depth": 116}, 138_357_544 + 20 * (36_928 + 147_584 + 590_080 + 2 * 2_359_808)),
+    ("resnet-deep", {"depth": 50, "n1": 3, "n2": 4, "n4": 3}, 25_557_032),  # torchvision's ResNet-50 and 101
+    ("resnet-deep", {"depth": 101, "n1": 3, "n2": 4, "n4": 3}, 44_549_160),
+    ("resnet1001", {"depth": 164}, 1_703_258),  # the pre-activation ResNet-164 of public implementations
+    ("densenet264", {"growth_rate": 48}, 72_686_632),  # "73M"
+])
+def test_families_hold_what_is_published_at_other_depths(name, options, parameters):
+    assert count(on_meta(name, **options)) == parameters
+
+
+@pytest.mark.parametrize(("name", "depth", "told"), [
+    ("vgg-deep", 100, "16 [+] 5m"), ("resnet-deep", 2500, "write 137, 140, 143"), ("resnet1001", 1000, "9n [+] 2"),
+    ("densenet-bc-100", 99, "6n [+] 4"),
+])
+def test_a_depth_that_the_family_does_not_have_is_refused(name, depth, told):
+    with pytest.raises(WorkflowError, match=told):
+        on_meta(name, depth=depth)
+
+
+def test_small_densenet_and_inception_v4_halve_the_image_as_published():
+    """8 x 8 behind DenseNet-BC's three blocks; 35, 17 and 8 pixels behind Inception-v4's stem and reductions."""
+    sides = {}
+    for name, parts in (("densenet-bc-100", ("features",)), ("inception-v4", ("stem", "reduction_a", "reduction_b"))):
+        model = on_meta(name)
+        for part in parts:
+            module = model.get_submodule(part)
+            module.register_forward_hook(lambda module, inputs, output, part=part: sides.update({part: tuple(output.shape[1:])}))
+        model.eval()(torch.zeros(1, 3, *[read(name).card.input.image_size] * 2, device="meta"))
+    assert sides == {"features": (342, 8, 8), "stem": (384, 35, 35), "reduction_a": (1024, 17, 17), "reduction_b": (1536, 8, 8)}
+
+
+def test_the_unrolled_lstm_computes_what_torchs_own_does():
+    step = build("lstm", layers=2, hidden=16)
+    model, own = step.model, torch.nn.LSTM(8, 16, 2, batch_first=True)
+    for layer, cell in enumerate(model.cells):
+        for kind, linear in (("ih", cell.from_input), ("hh", cell.from_state)):
+            getattr(own, f"weight_{kind}_l{layer}").data.copy_(linear.weight)
+            getattr(own, f"bias_{kind}_l{layer}").data.copy_(linear.bias)
+    tokens = step.batch[0]
+    torch.testing.assert_close(model(tokens), model.head(own(model.tokens(tokens))[0]))
 
 
 @pytest.mark.parametrize(("name", "layers", "hidden", "heads", "parameters"), [

@@ -152,6 +152,13 @@ class ModelInput(Strict):
     image_size: int | None = None  # pixels, the model's usual one
 
 
+class Tiling(Strict):
+    """Values of an option that add the same blocks again and again: `start`, `start + step`, `start + 2 step`, ..."""
+
+    start: int  # the first value from which a tape is tiled; below it, and off these values, the step is captured
+    step: Annotated[int, Field(ge=1)]
+
+
 class ModelCard(Strict):
     """models/<name>.yaml."""
 
@@ -163,6 +170,7 @@ class ModelCard(Strict):
     source: Annotated[str, Field(pattern=r"^(torchvision:[A-Za-z0-9_]+|file:[A-Za-z0-9_]+\.py:[A-Za-z0-9_]+)$")]
     input: ModelInput
     options: dict[str, Option]
+    tiles: dict[str, Tiling] = {}  # option -> where its blocks repeat: vramlab/tile.py makes deep tapes of shallow captures
     loss: Literal[LOSSES]
     tags: list[Text] = []
     paper: Paper | None = None
