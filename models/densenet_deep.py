@@ -12,7 +12,7 @@ def build_imagenet(*, classes: int, image_size: int, growth_rate: int, dropout: 
 
 
 def build_small(*, channels: int, classes: int, image_size: int, depth: int, growth_rate: int, dropout: float) -> nn.Module:
-    """DenseNet-BC for small images: three blocks at full, half and quarter size behind a plain 3x3 convolution. ValueError unless 6n + 4."""
+    """DenseNet-BC for small images: three blocks at full, half and quarter size behind a 3x3 convolution. ValueError unless 6n + 4."""
     layers, rest = divmod(depth - 4, 6)
     if rest or layers < 1:
         raise ValueError(f"depth {depth} is not 6n + 4; write for example 22, 40, 100 or 190")

@@ -49,7 +49,8 @@ PARAMETERS = TORCHVISION_PARAMETERS | OTHER_PARAMETERS
 # What makes each model small enough for a test; torchvision's widths are fixed, so only their images shrink.
 TINY = {"layers": 2, "hidden": 32, "heads": 4, "vocabulary": 61, "sequence_length": 16, "width": 4}
 SHALLOW = {
-    "resnet1202": {"depth": 14}, "resnet1001": {"depth": 20}, "vgg-deep": {"depth": 21}, "resnet-deep": {"depth": 14, "n1": 1, "n2": 1, "n4": 1},
+    "resnet1202": {"depth": 14}, "resnet1001": {"depth": 20}, "vgg-deep": {"depth": 21},
+    "resnet-deep": {"depth": 14, "n1": 1, "n2": 1, "n4": 1},
     "densenet-bc-100": {"depth": 10}, "inception-v4": {"a_modules": 1, "b_modules": 1, "c_modules": 1}, "lstm": {"inputs": 8},
     "densenet264": {"growth_rate": 4, "image_size": 64},
 }

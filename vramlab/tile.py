@@ -64,7 +64,7 @@ class TapeTiling:
         if not growing:
             raise NotRepetitive("the module paths", "no numbered module is there more often in the deeper network")
         labels = _Labels.of(first, [prefix for prefix, *_ in growing])
-        sites = tuple(Site(prefix, blocks, growth, labels.block_to_repeat(i, blocks)) for i, (prefix, blocks, growth) in enumerate(growing))
+        sites = tuple(Site(*found, labels.block_to_repeat(i, found[1])) for i, found in enumerate(growing))
         tiling = cls(_without_times(first), sites)
         tiling.prove(1, second)
         return tiling
@@ -82,8 +82,8 @@ class TapeTiling:
             mine, theirs = getattr(made, name), getattr(wanted, name)
             for a, b in zip(mine, theirs):
                 if a != b:
-                    differing = next(f.name for f in fields(a) if getattr(a, f.name) != getattr(b, f.name))
-                    raise NotRepetitive(_place(wanted, b), f"{differing} is {getattr(b, differing)!r}, tiled {getattr(a, differing)!r}"[:300])
+                    field = next(f.name for f in fields(a) if getattr(a, f.name) != getattr(b, f.name))
+                    raise NotRepetitive(_place(wanted, b), f"{field} is {getattr(b, field)!r}, tiled {getattr(a, field)!r}"[:300])
             if len(mine) != len(theirs):
                 raise NotRepetitive(name, f"the capture has {len(theirs)}, the tiled tape {len(mine)}")
         if made != wanted:
