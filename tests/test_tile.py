@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
+from vramlab import collection, measure
 from vramlab.capture import capture
 from vramlab.check import check_schedule
 from vramlab.liveness import replay_schedule
@@ -108,3 +110,17 @@ def test_the_proof_finds_one_altered_entry():
             tiling.prove(2, replace(wanted, **{part: tuple(entries)}))
     with pytest.raises(NotRepetitive):
         tiling.prove(2, two(1))
+
+
+@pytest.mark.parametrize(("target", "is_tiled"), [("sim:v100-32gb", True), ("cpu", False)])
+def test_a_simulated_cell_of_a_deep_card_is_tiled_and_one_that_runs_is_not(target, is_tiled):
+    model = collection.read_model(Path(__file__).parents[1] / "models" / "resnet1202.yaml")
+    training = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "autocast": None, "channels_last": False, "seed": 1}
+    options = {"image_size": 8, "classes": 10, "depth": 32 + 6 * 4, "width": 4}
+    config = {"model": model.name, "model_options": options, "batch_size": 2, "training": training, "data": "synthetic", "target": target,
+              "sources": {"model": model.sha256}}
+    cell = measure._Cell(config, model, None)
+    tape = cell.tiled(2)
+    assert (tape is not None) is is_tiled
+    if is_tiled:
+        assert tape.digest == cell.captured(cell.workload(), 2).tape.digest

@@ -32,10 +32,12 @@ from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.split import split_like
 from vramlab.tape import Role, Tape
+from vramlab.tile import TapeTiling
 from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
 Spec = Mapping[str, Any]
+_CAPTURES = 3  # of shallow networks, for a tiled tape: two give the rule, one proves it
 
 
 # --- parts of a cell ------------------------------------------------------------------------------------------------------
@@ -92,6 +94,21 @@ class _Cell:
         }
         return cached_capture(key, lambda: capture(step.model, step.loss_fn, step.batch, optimizer=step.make_optimizer()))
 
+    def tiled(self, batch_size: int) -> Tape | None:
+        """The tape without costs of a simulated cell whose card says that its blocks repeat: three shallow captures, the third of which
+        proves the rule. None where the step is captured as it is. Raises NotRepetitive where the card is wrong."""
+        for option, where in self.model.card.tiles.items() if self.is_simulated else ():
+            steps, rest = divmod(self.config["model_options"][option] - where.start, where.step)
+            if steps < _CAPTURES or rest:
+                continue
+            values = [where.start + i * where.step for i in range(_CAPTURES)]
+            shallow = [replace(self, config={**self.config, "model_options": {**self.config["model_options"], option: v}}) for v in values]
+            first, second, third = (c.captured(c.workload(batch_size), batch_size).tape for c in shallow)
+            tiling = TapeTiling.of(first, second)
+            tiling.prove(2, third)
+            return tiling.at(steps)
+        return None
+
 
 class _Replay:
     """Eager's own order and liveness: how a native method is simulated."""
@@ -110,13 +127,14 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     """Capture, cost, plan, check, simulate. Writes tape and schedule; returns what the record keeps of it, all of it simulated."""
     cell, out = _Cell.of(spec), Path(folder)
     started = time.perf_counter()
-    step = cell.workload()
-    captured = cell.captured(step, cell.config["batch_size"])
+    bare = cell.tiled(cell.config["batch_size"])
+    step = cell.workload() if bare is None else None  # a deep network is never built whole
+    bare = bare or cell.captured(step, cell.config["batch_size"]).tape
     capture_seconds = time.perf_counter() - started
     profile = cell.profile()
-    plain = _with_costs(cell, captured.tape, profile, step)
+    plain = _with_costs(cell, bare, profile, step)
     eager = simulated_eager_peak(plain)
-    prepared = cell.prepared(captured.tape)
+    prepared = cell.prepared(bare)
     tape = plain if prepared is None else _with_costs(cell, prepared.tape, profile, step)
     base = eager if eager_peak_bytes is None else eager_peak_bytes
     budget = resolve_budget(cell.config["budget"], base, tape)
@@ -147,7 +165,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile)}
 
 
-def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingStep) -> Tape:
+def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingStep | None) -> Tape:
     if cell.is_simulated:
         tape = roofline_costs(tape, profile)
         return with_variants(tape, profile) if cell.wants_variants else tape
@@ -394,11 +412,11 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
     profile, planner = cell.profile(), cell.planner()
     low, high = cell.config["search"]["low"], cell.config["search"]["high"]
     trials: list[dict[str, Any]] = []
-    model = cell.workload(low)
+    model = None if cell.tiled(low) else cell.workload(low)
 
     def fits(batch_size: int) -> bool:
-        step = replace(model, batch=example_batch(cell.model, {**cell.config, "batch_size": batch_size}))
-        tape = cell.captured(step, batch_size).tape
+        step = model and replace(model, batch=example_batch(cell.model, {**cell.config, "batch_size": batch_size}))
+        tape = cell.tiled(batch_size) if step is None else cell.captured(step, batch_size).tape
         prepared = cell.prepared(tape)
         tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, step)
         try:
