@@ -75,9 +75,12 @@ class Stuck(Exception):
 class Rollout(Player):
     """One step, played by one policy within one budget."""
 
-    def __init__(self, tape: Tape, device: DeviceProfile, budget: Budget, policy: Policy) -> None:
+    def __init__(self, tape: Tape, device: DeviceProfile, budget: Budget, policy: Policy, *,
+                 recomputes_per_op: float = RECOMPUTES_PER_OP, nested_recomputes: int = NESTED_RECOMPUTES) -> None:
         super().__init__(tape, device, budget)
         self.policy = policy
+        self.most_recomputes = recomputes_per_op * len(tape.ops)
+        self.nested_recomputes = nested_recomputes
         self._may_leave = (self.facts.there_from >= 0) & (self.nbytes > 0)
         self._held = np.zeros(len(tape.storages), np.int64)  # by ops that are about to run: they stay
         self._wanted = np.zeros(len(tape.storages), np.int64)  # by ops that are about to run or wait for a recompute: they leave last
@@ -156,7 +159,7 @@ class Rollout(Player):
         """Run what has to run again, in tape order; what only the recompute needed is dropped as soon as it has been read."""
         ops = self.ops_to_recompute(storages)
         self._depth += 1
-        if ops and self._depth > NESTED_RECOMPUTES:
+        if ops and self._depth > self.nested_recomputes:
             raise Stuck(self.next_op)
         for op in ops:
             for s in self.tape.reads[op]:
@@ -170,7 +173,7 @@ class Rollout(Player):
         self._depth -= 1
 
     def _recompute(self, op: int) -> None:
-        if self.recomputes >= RECOMPUTES_PER_OP * len(self.tape.ops):
+        if self.recomputes >= self.most_recomputes:
             raise Stuck(self.next_op)
         reads = self.tape.reads[op]
         self._bring(reads)
@@ -241,11 +244,16 @@ class Rollout(Player):
 
 @dataclass(frozen=True)
 class RolloutPlanner:
-    """Plans by playing a policy. `make_policy` gives a fresh one for each play; `method` is the uid, `name` what messages say."""
+    """Plans by playing a policy. `make_policy` gives a fresh one for each play; `method` is the uid, `name` what messages say.
+
+    A policy that recomputes in long chains on purpose raises the limits at which a play counts as thrashing.
+    """
 
     make_policy: Callable[[Tape, DeviceProfile, Budget], Policy]
     method: str
     name: str
+    recomputes_per_op: float = RECOMPUTES_PER_OP
+    nested_recomputes: int = NESTED_RECOMPUTES
 
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """The play's schedule, checked against the budget. PlanInfeasible names the smallest budget that the policy reaches."""
@@ -257,7 +265,8 @@ class RolloutPlanner:
         raise PlanInfeasible(method=self.name, budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=op)
 
     def _play(self, tape: Tape, device: DeviceProfile, budget: Budget) -> CheckedSchedule:
-        rollout = Rollout(tape, device, budget, self.make_policy(tape, device, budget))
+        rollout = Rollout(tape, device, budget, self.make_policy(tape, device, budget),
+                          recomputes_per_op=self.recomputes_per_op, nested_recomputes=self.nested_recomputes)
         rollout.play()
         return check_schedule(tape, rollout.schedule(self.method), budget)
 
