@@ -6,7 +6,7 @@ when one reads an absent output of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -66,20 +66,20 @@ class Evicted:
         """The evicted ops that read an absent output of this op."""
         return [r for s in self.creates[op] if s in self.absent for r in self.children_by(s)]
 
-    def backward_region(self, storage: int) -> set[int]:
-        """The ops that have to run again before this storage's producer can, were it evicted."""
+    def backward_region(self, storage: int) -> Iterator[int]:
+        """The ops that have to run again before this storage's producer can, were it evicted; each once."""
         return self._closure(self.parents(self.producer[storage]), self.parents)
 
-    def forward_region(self, storage: int) -> set[int]:
-        """The evicted ops that cannot run again without this storage."""
+    def forward_region(self, storage: int) -> Iterator[int]:
+        """The evicted ops that cannot run again without this storage; each once. None of them is in its backward region."""
         return self._closure(self.children_by(storage), self.children)
 
     @staticmethod
-    def _closure(first: list[int], further: Callable[[int], list[int]]) -> set[int]:
-        seen, stack = set(first), list(first)
+    def _closure(first: list[int], further: Callable[[int], list[int]]) -> Iterator[int]:
+        seen, stack = set(first), list(dict.fromkeys(first))
         while stack:
-            for op in further(stack.pop()):
-                if op not in seen:
-                    seen.add(op)
-                    stack.append(op)
-        return seen
+            op = stack.pop()
+            yield op
+            new = [n for n in further(op) if n not in seen]
+            seen.update(new)
+            stack += dict.fromkeys(new)

@@ -9,6 +9,8 @@ e* of a storage: the evicted ops that have to run again before it can be compute
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from itertools import chain
 from random import Random
 
 import numpy as np
@@ -73,7 +75,7 @@ class ByCost(Heuristic):
             s = int(candidates[k])
             if best <= (bound[k], s):
                 break
-            best = min(best, (self.cost(s) / weight[k], s))
+            best = min(best, (self.cost(s, best[0] * weight[k]) / weight[k], s))
         return best[1]
 
     def _weight(self, candidates: np.ndarray, rollout: Rollout) -> np.ndarray:
@@ -88,8 +90,8 @@ class ByCost(Heuristic):
         return np.array([rollout.tape.ops[rollout.tape.producer[s]].seconds for s in candidates.tolist()])
 
     @abstractmethod
-    def cost(self, storage: int) -> float:
-        """What it costs to lose this storage."""
+    def cost(self, storage: int, limit: float) -> float:
+        """What it costs to lose this storage; any number above the limit where it is above that."""
 
 
 class Local(ByCost):
@@ -98,7 +100,7 @@ class Local(ByCost):
     def __init__(self, rollout: Rollout) -> None:
         self.ops, self.producer = rollout.tape.ops, rollout.tape.producer
 
-    def cost(self, storage: int) -> float:
+    def cost(self, storage: int, limit: float) -> float:
         return self.ops[self.producer[storage]].seconds
 
 
@@ -111,12 +113,25 @@ class Regional(ByCost):
     def look(self, rollout: Rollout) -> None:
         self.evicted.update(rollout)
 
-    def cost(self, storage: int) -> float:
-        return sum(self.evicted.seconds[op] for op in sorted(self.region(storage) | {self.evicted.producer[storage]}))
+    def cost(self, storage: int, limit: float) -> float:
+        cost = self.own(storage)
+        for op in self.region(storage):
+            cost += self.of(op)
+            if cost > limit:
+                break
+        return cost
 
-    def region(self, storage: int) -> set[int]:
-        """The ops beside its producer that count."""
-        return self.evicted.backward_region(storage) | self.evicted.forward_region(storage)
+    def own(self, storage: int) -> float:
+        """What counts without any neighbour: c0."""
+        return self.evicted.seconds[self.evicted.producer[storage]]
+
+    def of(self, op: int) -> float:
+        """What a neighbour adds."""
+        return self.evicted.seconds[op]
+
+    def region(self, storage: int) -> Iterable[int]:
+        """The neighbours that count."""
+        return chain(self.evicted.backward_region(storage), self.evicted.forward_region(storage))
 
 
 class Exact(Regional):
@@ -128,7 +143,7 @@ class Msps(Regional):
 
     has_staleness = False
 
-    def region(self, storage: int) -> set[int]:
+    def region(self, storage: int) -> Iterable[int]:
         return self.evicted.backward_region(storage)
 
 
@@ -140,8 +155,11 @@ class Count(Regional):
     def least_costs(self, candidates: np.ndarray, rollout: Rollout) -> np.ndarray:
         return np.zeros(len(candidates))
 
-    def cost(self, storage: int) -> float:
-        return len(self.region(storage) - {self.evicted.producer[storage]})
+    def own(self, storage: int) -> float:
+        return 0.0
+
+    def of(self, op: int) -> float:
+        return 1.0
 
 
 class Equivalence(ByCost):
@@ -153,7 +171,7 @@ class Equivalence(ByCost):
     def look(self, rollout: Rollout) -> None:
         self.groups.update(rollout)
 
-    def cost(self, storage: int) -> float:
+    def cost(self, storage: int, limit: float) -> float:
         return self.groups.cost(storage)
 
 

@@ -37,7 +37,7 @@ class Options:
     sampling: bool = False
     small_tensor_filter: bool = True
     seed: int = 0
-    recomputes_per_op: int = 20
+    recomputes_per_op: int = 6
     nested_recomputes: int = 60
 
 

@@ -104,6 +104,51 @@ def test_the_naive_reading_can_tell_another_filter():
     assert differing > 5
 
 
+def ab_size_stale(size: float, staleness: float) -> float:
+    """The score of simrd's ablation without a cost: size and staleness count, the least goes."""
+    return 1 / (size * staleness)
+
+
+class AgainstSimrd(method.Delta):
+    """Judges each release by simrd's formula, on what the schedule so far says of sizes and last accesses. Acceptance test A6."""
+
+    def __init__(self, options, key=min) -> None:
+        super().__init__(options)
+        self.key, self.same, self.others = key, 0, 0
+
+    def release(self, candidates, rollout):
+        answer = super().release(candidates, rollout)
+        tape, now, used_at = rollout.tape, 0.0, {}
+        for i in rollout.schedule("").instructions:
+            if not isinstance(i, Free):
+                now += tape.ops[i.op].seconds
+                used_at |= dict.fromkeys((*tape.reads[i.op], *tape.creates[i.op]), now)
+        pools = [s for s in candidates.tolist() if rollout.can_recompute(s) and tape.ops[tape.producer[s]].phase is Phase.FORWARD]
+        if answer is not None:
+            victim = self.key(pools, key=lambda s: ab_size_stale(tape.storages[s].nbytes, max(now - used_at[s], 1e-9)))
+            self.same, self.others = self.same + (victim == answer.storage), self.others + (victim != answer.storage)
+        return answer
+
+
+def against_simrd(seed: int, key) -> tuple[int, int]:
+    tape = uneven(Random(seed))
+    low, high = lower_bound_bytes(tape), plain_peak(tape)
+    policy = AgainstSimrd(method.Options(action="recompute-only", prefetch_window=0, small_tensor_switch=False), key)
+    Rollout(tape, DEVICE, Budget(device_bytes=low + (high - low) * 2 // 3), policy).play()
+    return policy.same, policy.others
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_filter_equals_simrds_ablation_without_cost(seed):
+    same, others = against_simrd(seed, min)
+    assert same >= 1 and others == 0
+
+
+def test_simrds_formula_can_tell_another_victim():
+    """Negative control: the greatest score instead of the least."""
+    assert sum(against_simrd(seed, max)[1] for seed in range(5)) > 5
+
+
 def test_small_storages_leave_last():
     """An old map of 5 bytes and a fresh one of 2000: bytes x staleness takes the old one, the switch spares what is so small."""
     tape = TapeBuilder()

@@ -131,3 +131,14 @@ def test_vdnn_dyn_keeps_every_budget_on_vgg16():
     with pytest.raises(PlanInfeasible) as refusal:
         vdnn(least - 1)
     assert refusal.value.smallest_bytes == least
+
+
+@pytest.mark.parametrize("share, most", [(0.8, 1.1), (0.6, 1.15), (0.4, 1.25)])
+def test_dtr_on_resnet50(share, most):
+    assert 1.0 <= overhead("resnet50", "dtr", share, 5) <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.4, 0.25])
+def test_dtr_on_densenet121(share):
+    assert overhead("densenet121", "dtr", share, 15) < 2
