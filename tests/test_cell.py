@@ -153,6 +153,7 @@ fidelity: none
         ("return replace(schedule, instructions=schedule.instructions[:-1])", "false", None, "op-not-computed"),
         ("return schedule", "true", ["50%"], "device-budget"),
         ("raise RuntimeError('lost')", "false", None, "lost"),
+        ("return 'a plan'", "false", None, "method 'broken' returned str, not a Schedule"),
     ],
 )
 def test_a_method_that_breaks_the_rules_is_recorded_as_wrong(tmp_path, damage, takes_budget, budgets, word):
@@ -162,7 +163,7 @@ def test_a_method_that_breaks_the_rules_is_recorded_as_wrong(tmp_path, damage, t
     (folder / "card.yaml").write_text(CARD.format(takes_budget=takes_budget))
     settings = {"methods": ["broken"], "roots": [built_in_collection(), tmp_path / "mine"]} | ({"budgets": budgets} if budgets else {})
     record = run(tmp_path, **settings)
-    assert record.outcome is (Outcome.CRASHED if word == "lost" else Outcome.WRONG) and word in record.message
+    assert record.outcome is (Outcome.CRASHED if "lost" in word or "str" in word else Outcome.WRONG) and word in record.message
     assert record.truth is Truth.NOT_RUN and record.measured["peak_bytes"] is None
 
 

@@ -116,6 +116,25 @@ def test_hints_have_the_form_that_was_called(monkeypatch):
 # ------------------------------------------------------------------------------------------------ shelves
 
 
+@pytest.mark.parametrize("content, why", [
+    ("{", "cannot be read"), ('{"schema": 7}', "is not of schema 1"), ('{"schema": 1}', "is not whole: cells, overrides, started"),
+])
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(shelf, capsys, content, why):
+    folder = Path("results") / "small" / "broken"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(content)
+    assert main(["list", "runs"]) == 0
+    said = capsys.readouterr().out
+    assert "small/broken" in said and "unreadable: " in said and why in said
+
+
+@pytest.mark.parametrize("method", ["eager", "replay"])
+def test_a_budget_for_a_method_that_takes_none_is_refused(capsys, method):
+    words = ["plan", "step", "--model", "resnet8-digits", "--batch", "2", "--method", method, "--budget", "50%"]
+    assert main(words) == 2
+    assert f"method '{method}' takes no budget" in capsys.readouterr().err
+
+
 def test_lists_as_text_and_json(shelf, capsys):
     assert main(["list", "methods", "--json"]) == 0
     named = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

@@ -955,3 +955,13 @@ def test_asking_for_the_plan_costs_less_than_two_milliseconds_on_resnet50():
         assert plans[validity.key(batch)]
         seconds.append(time.perf_counter() - started)
     assert min(seconds) < 0.002
+
+
+@pytest.mark.parametrize("wrong, error, said", [
+    ({"method": 3}, TypeError, "method's name"), ({"optimizer": 3}, TypeError, "torch.optim.Optimizer or None"),
+    ({"device": "tpu"}, ValueError, "'tpu' is no device"), ({"budget": 1.5}, TypeError, "number of bytes"),
+    ({"budget": "1.5"}, ValueError, "part of a byte"),
+])
+def test_arguments_of_another_kind_are_refused_with_what_is_allowed(wrong, error, said):
+    with pytest.raises(error, match=said):
+        vramlab.train_step(two_layers(), lambda m, x: m(x).sum(), torch.randn(2, 4), **wrong)

@@ -402,7 +402,6 @@ experiments:
   - {name: here}
   - {name: gpu, targets: ["cuda:0"]}
   - {name: second, targets: ["cuda:1"]}
-  - {name: folder, data: "imagefolder:nowhere"}
   - {name: skipped, when: {cpu: {skip: takes a day on a CPU}}}
   - {name: train, kind: train}
 claims:
@@ -415,12 +414,32 @@ claims:
         return {out.experiment: out.reason for out in expand(workflow, host).left_out}
 
     assert reasons(CPU) == {"gpu": "this machine has no NVIDIA GPU", "second": "this machine has no NVIDIA GPU",
-                            "folder": "there is no directory nowhere", "skipped": "takes a day on a CPU"}
-    assert reasons(CUDA) == {"second": "this machine has 1 NVIDIA GPU(s)", "folder": "there is no directory nowhere"}
+                            "skipped": "takes a day on a CPU"}
+    assert reasons(CUDA) == {"second": "this machine has 1 NVIDIA GPU(s)"}
     assert reasons(Host("sim:h100"))["train"] == "a simulated device trains nothing"
     assert [(claim.id, reason) for claim, reason in expand(workflow, CPU).untestable_claims()] == [("b", "this machine has no NVIDIA GPU")]
-    (shelf / "nowhere").mkdir()
-    assert "folder" not in reasons(CPU)
+
+
+@pytest.mark.parametrize("line, problem", [
+    ("data: imagefolder:nowhere", "8:7: data: there is no directory nowhere"),
+    ("schema: true", "1:9: schema: True is not allowed; must be the whole number 1"),
+    ("schema: 1.0", "1:9: schema: 1.0 is not allowed; must be the whole number 1"),
+    (f"name: {'a' * 101}", "2:7: name: "),
+    ("budgets: [1.5]", "7:11: budgets: 1.5 is not allowed; must be a share"),
+    ("budgets: ['1.5']", "7:11: budgets: '1.5' is not allowed; must be a share"),
+    ("budgets: ['60']", "7:11: budgets: '60' is not allowed; a plain number is bytes"),
+])
+def test_what_looks_right_and_is_not(shelf, line, problem):
+    key = line.partition(":")[0]
+    kept = [row for row in BASE.splitlines() if not row.startswith(f"{key}:")]
+    at = next((k for k, row in enumerate(BASE.splitlines()) if row.startswith(f"{key}:")), len(kept))
+    found = problems(shelf, "\n".join([*kept[:at], line, *kept[at:]]) + "\n")
+    assert [row for row in found if row.startswith(f"workflows/small.yaml:{problem}")], found
+
+
+def test_a_folder_of_images_that_is_there_is_right(shelf):
+    (shelf / "pictures").mkdir()
+    assert expand(load(shelf, BASE + "data: imagefolder:pictures\n"), CPU).cells
 
 
 def test_a_run_is_named_by_its_cells(shelf):

@@ -53,11 +53,12 @@ class Option(Strict):
     max: float | None = None
     help: str
     symbol: str | None = None  # what the paper calls it
+    required: bool = False  # there is no default: who names the method gives a value
 
     def fault(self, value: Any) -> str | None:
         """What is wrong with a value, in words that follow it; None when nothing is. None is legal where it is the default."""
         if value is None:
-            return None if self.default is None else f"there is no value; must be {self._said}"
+            return None if self.default is None and not self.required else f"there is no value; must be {self._said}"
         if self.type.startswith("list["):
             inner = self.type[5:-1]
             if not (isinstance(value, list) and all(_is_of(inner, item) for item in value)):
@@ -93,7 +94,9 @@ class Option(Strict):
 
     @model_validator(mode="after")
     def _default_is_legal(self) -> Option:
-        fault = self.fault(self.default)
+        if self.required and self.default is not None:
+            raise ValueError("an option that is required has the default null")
+        fault = None if self.required else self.fault(self.default)
         if fault:
             raise ValueError(f"its own default breaks it: {fault}")
         return self
@@ -142,6 +145,11 @@ class MethodCard(Strict):
     deviations: list[str] = []
     fidelity: Text  # one sentence
     exemptions: dict[str, str] = {}  # contract rule -> reason
+
+    @property
+    def required(self) -> list[str]:
+        """Options without which the method cannot be built."""
+        return [name for name, option in self.options.items() if option.required]
 
 
 class ModelInput(Strict):
@@ -389,6 +397,9 @@ def resolve_options(declared: Mapping[str, Option], given: Mapping[str, Any], ow
         fault = declared[key].fault(value)
         if fault:
             raise WorkflowError(f"{owner}, option {key}: {fault}")
+    for key, option in declared.items():
+        if option.required and given.get(key) is None:
+            raise WorkflowError(f"{owner} needs the option {key!r}: {option.help}")
     return {key: option.read(given.get(key, option.default)) for key, option in declared.items()}
 
 

@@ -25,7 +25,7 @@ from vramlab.gate import Side, deterministic, run_gate
 from vramlab.link import make_link
 from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
-from vramlab.planner import UNLIMITED, Budget, Planner
+from vramlab.planner import UNLIMITED, Budget, Planner, ask
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_tape
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
@@ -153,7 +153,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     tape.save(out / "tape.json.gz")
     started = time.perf_counter()
     try:
-        schedule = cell.planner().plan(tape, profile, budget)
+        schedule = ask(cell.planner(), tape, profile, budget, cell.config["method"])
     except PlanInfeasible as refusal:
         return facts | {
             "plan_seconds": time.perf_counter() - started,
@@ -420,7 +420,7 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
         prepared = cell.prepared(tape)
         tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, step)
         try:
-            schedule = planner.plan(tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False))
+            schedule = ask(planner, tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False), cell.config["method"])
         except PlanInfeasible as refusal:
             trials.append(
                 {

@@ -27,12 +27,14 @@ class Budget:
 def parse_bytes(text: str | int) -> int:
     """`"6GiB"`, `"6GB"`, `"1.5 GiB"`, `1024` -> bytes. ValueError says what is allowed."""
     if isinstance(text, int) and not isinstance(text, bool):
-        value, unit = float(text), ""
+        value, unit = text, ""
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if not match or match[2] not in _UNITS:
             raise ValueError(f"{text!r} is no size; write for example 6GiB, 6GB, 512MiB or a number of bytes")
         value, unit = float(match[1]), match[2]
+        if _UNITS[unit] == 1 and not value.is_integer():
+            raise ValueError(f"{text!r} is no size: a part of a byte; write a unit, for example 1.5GiB")
     nbytes = int(value * _UNITS[unit])
     if nbytes <= 0:
         raise ValueError(f"{text!r} is no size: it must be above zero")
@@ -57,3 +59,11 @@ class Planner(Protocol):
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """A legal schedule whose peak is at most the budget. Raises PlanInfeasible or Unsupported."""
         ...
+
+
+def ask(planner: Planner, tape: Tape, device: DeviceProfile, budget: Budget, name: str) -> Schedule:
+    """The planner's schedule. TypeError names the method whose `plan` returned something else."""
+    schedule = planner.plan(tape, device, budget)
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"plan() of method {name!r} returned {type(schedule).__name__}, not a Schedule")
+    return schedule

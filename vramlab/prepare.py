@@ -18,7 +18,7 @@ from vramlab.costs import OpMismatch, measure_costs
 from vramlab.device import DeviceProfile
 from vramlab.environment import cache_dir
 from vramlab.liveness import replay_schedule
-from vramlab.planner import Budget, Planner, parse_bytes, parse_percent
+from vramlab.planner import Budget, Planner, ask, parse_bytes, parse_percent
 from vramlab.record import write_atomically
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
@@ -57,7 +57,8 @@ def capture_with_costs(
 
 
 def plan(
-    captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None
+    captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None,
+    name: str = "",
 ) -> Plan:
     """Let a method plan, check the plan against the budget and predict it. Raises PlanInfeasible, Unsupported, ScheduleError.
 
@@ -67,7 +68,7 @@ def plan(
     eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
     limit = resolve_budget(budget, eager, tape)
     started = time.perf_counter()
-    schedule = planner.plan(tape, profile, limit)
+    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__)
     seconds = time.perf_counter() - started
     checked = check_schedule(tape, schedule, limit)
     return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit)

@@ -15,6 +15,7 @@ from vramlab.yaml_nodes import nearest, one_of
 
 SCHEMA = 1
 RESULTS = Path("results")
+_KEYS = {"cells": list, "overrides": list, "started": str}
 # Ends that say nothing about the method: the same command runs these cells again.
 UNFINISHED = frozenset({Outcome.CRASHED, Outcome.INTERRUPTED, Outcome.TIMEOUT})
 
@@ -35,6 +36,9 @@ class RunFolder:
             raise WorkflowError(f"{path} cannot be read: {error}") from None
         if not isinstance(body, dict) or body.get("schema") != SCHEMA:
             raise WorkflowError(f"{path} is not of schema {SCHEMA}, which this vramlab reads")
+        missing = [key for key, kind in _KEYS.items() if not isinstance(body.get(key), kind)]
+        if missing:
+            raise WorkflowError(f"{path} is not whole: {one_of(missing)} is missing or of another kind")
         return body
 
     @property
@@ -92,11 +96,21 @@ def find_runs(results: Path = RESULTS, workflow: str = "*") -> list[RunFolder]:
     return sorted((run for run in runs if _is_readable(run)), key=lambda run: (run.plan["started"], run.name))
 
 
+def unreadable_runs(results: Path = RESULTS) -> list[tuple[RunFolder, str]]:
+    """Runs whose run.json cannot be read, each with the reason."""
+    runs = [RunFolder(path.parent) for path in sorted(results.glob("*/*/run.json"))]
+    return [(run, why) for run in runs if (why := _why_unreadable(run))]
+
+
 def _is_readable(run: RunFolder) -> bool:
+    return not _why_unreadable(run)
+
+
+def _why_unreadable(run: RunFolder) -> str:
     try:
-        return bool(run.plan)
-    except WorkflowError:
-        return False
+        return "" if run.plan else "it is empty"
+    except WorkflowError as error:
+        return str(error)
 
 
 def resolve_run(text: str, results: Path = RESULTS) -> RunFolder:

@@ -77,6 +77,7 @@ class TrainStep:
 
     def __init__(self, model, loss_fn, example, method, budget, device, optimizer, verify, collections, options) -> None:
         refuse_module(model)
+        _check_arguments(method, optimizer, device, budget)
         self._model, self._loss_fn, self._budget, self._optimizer, self._verify = model, loss_fn, budget, optimizer, verify
         self._device = _device_of(model)
         if device is not None and torch.empty(0, device=device).device != self._device:
@@ -185,7 +186,7 @@ class TrainStep:
         prepared = prepare_tape(captured.tape, self._needs, self._device)
         if prepared is not None:
             captured = Captured(measure_costs(prepared.tape, self._device, optimizer=self._optimizer), captured.binding)
-        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager)
+        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method)
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False")
 
     def _resolve(self, budget: str, tape: Tape) -> int:
@@ -230,6 +231,22 @@ def _with_gradient(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[st
     named = list(model.named_parameters(remove_duplicate=False))
     named += [(input_name(i), value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     yield from (name for name, value in named if value.is_leaf and value.grad is not None)
+
+
+def _check_arguments(method: Any, optimizer: Any, device: Any, budget: Any) -> None:
+    """TypeError and ValueError that say what is allowed, before anything is captured."""
+    if not isinstance(method, str):
+        raise TypeError(f"method is a method's name such as 'delta', not {method!r}")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a torch.optim.Optimizer or None, not {optimizer!r}")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, str | int)):
+        raise TypeError(f"budget is a size such as '6GiB', a share such as '60%', 'auto', a number of bytes or None, not {budget!r}")
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # unknown, or not on this machine
+        raise ValueError(f"{device!r} is no device of this machine; write for example 'cpu', 'cuda' or 'cuda:0', or leave it out") from error
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:

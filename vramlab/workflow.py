@@ -113,6 +113,9 @@ def _check_experiment(merged: Merged, library: Library) -> Iterator[Problem]:
     yield from _check_training(merged.node.get("training"))
     yield from _check_search(merged.node.get("search"))
     data = merged.node.get("data")
+    folder = str(data.value).partition("imagefolder:")[2] if data is not None else ""
+    if folder and merged.node.get("skip") is None and not Path(folder).expanduser().is_dir():
+        yield Problem(data.mark, f"data: there is no directory {folder}")
     if model and model.card.input.kind == "tokens" and data is not None and data.value != "synthetic":
         yield Problem(data.mark, f"data: {shown(plain(data))} does not go with {model.name}, which reads tokens; allowed: synthetic")
 
@@ -154,6 +157,10 @@ def _check_method(entry: Node, merged: Merged, library: Library) -> Iterator[Pro
         yield from error.problems
         return
     yield from option_problems(method.card.options, entry.get("options"), f"method {method.name!r}")
+    given = plain(entry.get("options")) if entry.get("options") is not None else {}
+    for option in method.card.required if isinstance(given, dict) else []:
+        if option not in given:
+            yield Problem(name.mark, f"method {method.name!r} needs the option {option!r}: {method.card.options[option].help}")
     own_budgets = entry.get("budgets")
     if own_budgets is not None and not method.card.takes_budget:
         yield Problem(key_place(own_budgets), f"method {method.name!r} takes no budget; its plan does not depend on one")
@@ -361,7 +368,7 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
     if target.startswith("cuda:") and int(target[5:]) >= host.cuda_devices:
         return "this machine has no NVIDIA GPU" if not host.cuda_devices else f"this machine has {host.cuda_devices} NVIDIA GPU(s)"
     folder = (experiment.data or "").partition("imagefolder:")[2]
-    if folder and not Path(folder).is_dir():
+    if folder and not Path(folder).expanduser().is_dir():
         return f"there is no directory {folder}"
     return None
 

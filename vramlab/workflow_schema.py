@@ -28,7 +28,7 @@ def _check_budget(value: Any) -> str:
         raise ValueError(wanted)
     if value == "auto":
         return value
-    if isinstance(value, int) and 0 < value <= 100:
+    if str(value).strip().isdecimal() and 0 < int(value) <= 100:
         raise ValueError(f"a plain number is bytes; a share of eager's peak is written {value}%")
     try:
         share = parse_percent(value)
@@ -55,6 +55,12 @@ def _check_data(value: str) -> str:
     return value
 
 
+def _check_schema(value: Any) -> Any:
+    if isinstance(value, bool | float):  # true and 1.0 equal 1
+        raise ValueError("must be the whole number 1")
+    return value
+
+
 def _check_claimed(value: Any) -> Any:
     numbers = value if isinstance(value, list) and len(value) == 2 else [value]
     if not all(isinstance(number, int | float) for number in numbers):
@@ -62,7 +68,7 @@ def _check_claimed(value: Any) -> Any:
     return value
 
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$", max_length=100)]  # becomes the name of a folder
 Count = Annotated[int, Field(ge=1)]
 Budgets = Annotated[list[Annotated[Any, AfterValidator(_check_budget)]], Field(min_length=1)]
 
@@ -191,7 +197,7 @@ class Experiment(Settings):
 class WorkflowFile(Settings):
     """The whole file."""
 
-    version: Literal[1] = Field(alias="schema")
+    version: Annotated[Literal[1], BeforeValidator(_check_schema)] = Field(alias="schema")
     name: Name
     title: str
     description: str = ""

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def planners(root: Path) -> list[Method]:
     library = Library([root])
     found = [library.method(name) for name in library.method_paths]
-    return [method for method in found if method.card.kind == "planner"]
+    return [method for method in found if method.card.kind == "planner" and not method.card.required]
 
 
 def subjects(root: Path) -> dict[str, list[Inquiry]]:

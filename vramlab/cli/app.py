@@ -112,13 +112,16 @@ def plan_step(
     overrides: Overrides = None,
     budget: Annotated[str | None, typer.Option("--budget", metavar="60%|6GiB|auto")] = None,
     device: Annotated[str, typer.Option("--device", metavar="cpu|cuda:0|sim:NAME")] = "sim:v100-32gb",
+    save_schedule: Annotated[Path | None, typer.Option(
+        "--save-schedule", metavar="FILE", help="Keep the schedule; the method schedule-file runs it.")] = None,
     collection: Collections = None,
     as_json: AsJson = False,
 ) -> None:
     """Capture one training step, plan it and predict it. KEY=VALUE sets any key: model.image_size=64 training.optimizer=adam."""
     from vramlab.cli.workflows import plan_one_step
 
-    raise typer.Exit(plan_one_step(model, batch, method, budget, device, overrides or [], collection or [], as_json=as_json))
+    raise typer.Exit(plan_one_step(model, batch, method, budget, device, overrides or [], collection or [],
+                                   save_schedule, as_json=as_json))
 
 
 @_report.command("run")

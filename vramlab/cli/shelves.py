@@ -14,7 +14,7 @@ from vramlab.device import load_profile, profile_names
 from vramlab.errors import WorkflowError
 from vramlab.report.claims import load_claims
 from vramlab.report.words import bytes_in_words, join_words
-from vramlab.run_folder import find_runs
+from vramlab.run_folder import find_runs, unreadable_runs
 from vramlab.yaml_nodes import nearest, one_of, plain, read_yaml
 
 Rows = list[dict[str, Any]]
@@ -131,7 +131,8 @@ def _claims(library: Library, results: Path, problems: list[str]) -> Rows:
 
 
 def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
-    rows = []
+    rows: Rows = [{"run": run.name, "started": None, "cells": None, "done": None, "outcomes": f"unreadable: {why}", "overrides": []}
+                  for run, why in unreadable_runs(results)]
     for run in find_runs(results):
         records = run.records()
         outcomes = Counter(str(record.outcome) for record in records.values())

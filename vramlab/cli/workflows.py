@@ -16,7 +16,7 @@ from vramlab.collection import Library, find_collections
 from vramlab.device import load_profile
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
-from vramlab.errors import EnvironmentUnable
+from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.record import Outcome, RunRecord
 from vramlab.report.words import DASH, bytes_in_words, budget_in_words, is_simulated, seconds_in_words
 from vramlab.run_folder import RunFolder, is_done
@@ -178,9 +178,11 @@ def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_j
 
 
 def plan_one_step(model: str, batch: int, method: str, budget: str | None, device: str, overrides: Sequence[str],
-                  extra: Sequence[Path], *, as_json: bool) -> int:
-    """One cell, run in a folder that is thrown away; what is predicted for it."""
+                  extra: Sequence[Path], save_schedule: Path | None = None, *, as_json: bool) -> int:
+    """One cell, run in a folder that is thrown away; what is predicted for it. Its schedule is kept where that is asked for."""
     library = open_library(extra)
+    if budget is not None and not library.method(method).card.takes_budget:
+        raise WorkflowError(f"method {method!r} takes no budget; its plan does not depend on one. Leave --budget out")
     settings: dict[str, Any] = {"model": model, "batch_sizes": [batch], "methods": [method], "targets": ["auto"],
                                 "measure": {"time": False, "peak": False}}
     if budget is not None:
@@ -191,6 +193,8 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
         if result.is_interrupted:
             return result.exit_code
         record = next(iter(result.records.values()), None)
+        if save_schedule is not None and record is not None:
+            _keep_schedule(result.run.cell_folder(record.cell_id) / "schedule.json.gz", save_schedule)
     if record is None:
         raise EnvironmentUnable("the step was not planned: its cell left no record")
     if as_json:
@@ -198,6 +202,13 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
     else:
         _print_prediction(record)
     return result.exit_code
+
+
+def _keep_schedule(made: Path, wanted: Path) -> None:
+    if not made.is_file():
+        print(f"{wanted} was not written: the method made no schedule", file=sys.stderr)
+        return
+    shutil.copyfile(made, wanted)
 
 
 def _scratch() -> Path:
