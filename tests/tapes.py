@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-
-from hypothesis import strategies as st
+from typing import TYPE_CHECKING
 
 from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor, Variant
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
 
 MAP, WEIGHT, STATISTIC, SCALAR = 1000, 100, 20, 4
 
@@ -326,4 +328,6 @@ def _random_op(tape: TapeBuilder, random: Random, known: list[int], state: list[
 
 def random_tapes(max_ops: int = 7) -> st.SearchStrategy[Tape]:
     """Random tapes for hypothesis; they shrink."""
+    from hypothesis import strategies as st
+
     return st.builds(random_tape, st.randoms(use_true_random=False), st.integers(1, max_ops))

@@ -445,4 +445,43 @@ def test_the_chain_by_hand():
 
 def test_check_method_of_the_shipped_ones(capsys):
     assert main(["check", "method", "delta"]) == 0 and "FAIL" not in capsys.readouterr().out
-    assert main(["check", "method", "delta", "--json"]) == 0 and not any(check["faults"] for check in json.loads(capsys.readouterr().out))
+    assert main(["check", "method", "schedule-file", "--json"]) == 0
+    assert not any(check["faults"] for check in json.loads(capsys.readouterr().out))
+
+
+# ------------------------------------------------------------------------------------------------ new
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_new_method_passes_its_check_as_it_stands_and_a_spoiled_one_does_not(empty, capsys):
+    assert main(["new", "method", "mine"]) == 0
+    assert main(["check", "method", "mine", "--json"]) == 0
+    checks = {check["what"]: check["faults"] for check in json.loads(capsys.readouterr().out.partition("\n[")[2].join(["[", ""]))}
+    assert sum(what.startswith("contract: ") for what in checks) == 13 and not any(checks.values())
+    assert any("80%: exact" in what for what in checks)
+    code = empty / "methods" / "mine" / "method.py"
+    code.write_text(code.read_text().replace("method=UID", "method='another'"))
+    assert main(["check", "method", "mine"]) == 1
+    assert "FAIL  contract: schedules carry uid and tape" in capsys.readouterr().out
+    assert main(["check", "method", "minee"]) == 2 and "did you mean 'mine'?" in capsys.readouterr().err
+
+
+def test_a_new_model_and_a_new_workflow_are_valid(empty, capsys):
+    assert main(["new", "model", "2-layers"]) == 0 and main(["new", "workflow", "first"]) == 0
+    model = Library([empty]).model("2-layers")
+    assert model.load_builder()(image_size=32, classes=10, width=4)
+    assert main(["validate", "workflow", "first"]) == 0 and "is valid: 5 cells" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("what", "name", "said"), [
+    ("method", "delta", "there is a method 'delta' already"), ("method", "My Method", "use lower case letters"),
+    ("method", "../up", "use lower case letters"), ("modell", "x", "did you mean 'model'?"), ("workflow", "a" * 61, "at most 60"),
+])
+def test_new_refuses_names_that_are_taken_or_none(empty, capsys, what, name, said):
+    assert main(["new", what, name]) == 2
+    assert said in capsys.readouterr().err and not any(empty.iterdir())

@@ -7,20 +7,24 @@ phase, small enough to follow by hand; the budgets run from no limit over what e
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Callable
 
 from vramlab.check import check_schedule
-from vramlab.collection import Method, source_files
+from vramlab.collection import Method, built_in_collection, source_files
 from vramlab.device import load_profile
 from vramlab.errors import PlanInfeasible, ScheduleError, Unsupported
 from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Schedule
 from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
+from vramlab.yaml_nodes import one_of
 
 PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
     "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
@@ -47,6 +51,8 @@ def check_method(method: Method) -> list[Check]:
     except (Exception, SystemExit) as error:  # whatever an author's module raises while it is imported is the answer
         return [*checks, Check("loads", [f"{type(error).__name__}: {error}"])]
     checks.append(Check("build() has the card's options with the card's defaults", list(_option_faults(method, build))))
+    if method.card.required:
+        return [*checks, Check(f"is asked for no plan: it needs the option {one_of(method.card.required)}", [])]
     if method.card.kind == "planner" and not checks[-1].faults:
         checks += _plan_checks(method)
     return checks
@@ -163,6 +169,52 @@ def _repeatability(method: Method, tape: Tape, plans: list[Any], budgets: list[B
             yield f"{budget.device_bytes:,} bytes: a second call gave another plan"
         if Schedule.from_json(plan.to_json()).to_json() != plan.to_json():
             yield f"{budget.device_bytes:,} bytes: the plan changes on its way through JSON"
+
+
+# ------------------------------------------------------------------------------------------------ the contract
+
+
+def check_contract(method: Method) -> list[Check]:
+    """Every rule that all methods keep, on every toy tape, with the method's default options. Exemptions of the card are named.
+
+    The rules are those of the repository's own tests, tests/contract.py; an installed vramlab brings them along.
+    """
+    contract = load_contract()
+    inquiries = [contract.Inquiry(method, {}, toy) for toy in contract.TAPES]
+    checks = []
+    for name, rule in contract.RULES.items():
+        what = f"contract: {name.replace('-', ' ')}"
+        if name in method.card.exemptions:
+            checks.append(Check(f"{what} (exempt: {method.card.exemptions[name]})", []))
+        else:
+            checks.append(Check(what, list(_breaches(rule, inquiries))))
+    unknown = sorted(set(method.card.exemptions) - set(contract.EXEMPTIBLE))
+    faults = [f"{name!r} is not allowed; allowed: {one_of(contract.EXEMPTIBLE)}" for name in unknown]
+    return [*checks, Check("exemptions are of rules that a published method may break", faults)]
+
+
+def load_contract() -> ModuleType:
+    """The module contract.py: in the wheel beside the built-in collection, in a checkout among the tests."""
+    packaged = built_in_collection() / "contract"
+    folder = packaged if packaged.is_dir() else built_in_collection() / "tests"
+    sys.path.insert(0, str(folder))  # its neighbours oracle.py and tapes.py are found beside it
+    try:
+        return importlib.import_module("contract")
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _breaches(rule: Callable[[Any], None], inquiries: list[Any]) -> Iterator[str]:
+    """One line for each toy on which the rule is broken; a toy that the method refuses by its needs breaks none."""
+    for inquiry in inquiries:
+        try:
+            rule(inquiry)
+        except Unsupported as error:
+            if not inquiry.method.card.needs:
+                yield f"{inquiry.toy}: refused without a need in the card: {error}"
+        except Exception as error:  # an assertion, an illegal step, or whatever the method raises
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            yield f"{inquiry.toy}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else where.line}"
 
 
 # ------------------------------------------------------------------------------------------------ the tape

@@ -161,8 +161,11 @@ def cite(run: RunName, output_dir: Results = Path("results"), collection: Collec
 
 @_check.command("method")
 def check_method(name: Annotated[str, typer.Argument(metavar="NAME")], collection: Collections = None, as_json: AsJson = False) -> None:
-    """Check a method: its card, its imports, its options, and its plans on a small tape at several budgets."""
-    from vramlab.cli.shelves import check_one_method
+    """Check a method: its card, imports, options, the contract on toy tapes, and three steps against eager PyTorch.
+
+    Exit code 0: all is well; 1: a check failed; 2: there is no such method, or its card is wrong.
+    """
+    from vramlab.cli.checks import check_one_method
 
     raise typer.Exit(check_one_method(name, collection or [], as_json=as_json))
 
@@ -173,6 +176,17 @@ def check_bundle(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None
     from vramlab.cli.runs import check_one_bundle
 
     raise typer.Exit(check_one_bundle(folder))
+
+
+@app.command("new")
+def new(
+    what: Annotated[str, typer.Argument(metavar="method|model|workflow", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
+) -> None:
+    """Write a new method, model or workflow into the current directory's collection, complete as it stands."""
+    from vramlab.cli.new import make
+
+    raise typer.Exit(make(what, name, Path.cwd()))
 
 
 @app.command("doctor")

@@ -50,19 +50,6 @@ def show_item(what: str, name: str, extra: Sequence[Path], *, as_json: bool) -> 
     return 0
 
 
-def check_one_method(name: str, extra: Sequence[Path], *, as_json: bool) -> int:
-    """Print every check of a method; exit code 1 when one fails."""
-    from vramlab.method_check import check_method
-
-    checks = check_method(Library(find_collections(extra)).method(name))
-    if as_json:
-        print_json([asdict(check) for check in checks])
-    else:
-        print("\n".join(f"{'ok  ' if not check.faults else 'FAIL'}  {check.what}" + "".join(f"\n        {fault}" for fault in check.faults)
-                        for check in checks))
-    return 1 if any(check.faults for check in checks) else 0
-
-
 def _require(what: str, known: Mapping[str, Any]) -> None:
     if what not in known:
         raise WorkflowError(f"{what!r} is not allowed; allowed: {one_of(known)}{nearest(what, known)}")

@@ -188,8 +188,8 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
     if budget is not None:
         settings["budgets"] = [budget]
     plan = single_cell(library, settings, overrides, detect_host(device))
-    with tempfile.TemporaryDirectory(prefix="plan-", dir=_scratch()) as folder:
-        result = Runner(plan, Path(folder), _Silent()).run()
+    with tempfile.TemporaryDirectory(prefix="plan-", dir=scratch()) as folder:
+        result = Runner(plan, Path(folder), Silent()).run()
         if result.is_interrupted:
             return result.exit_code
         record = next(iter(result.records.values()), None)
@@ -211,13 +211,14 @@ def _keep_schedule(made: Path, wanted: Path) -> None:
     shutil.copyfile(made, wanted)
 
 
-def _scratch() -> Path:
+def scratch() -> Path:
+    """Where runs that are thrown away lie."""
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-class _Silent(PlainDisplay):
+class Silent(PlainDisplay):
     """Says nothing: the answer is one block."""
 
     def __init__(self) -> None:
