@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+CONTRACT = {f"vramlab/builtin/contract/{name}.py" for name in ("contract", "oracle", "tapes")}
 SHELVES = ("methods", "models", "workflows", "reports")
 
 
@@ -33,7 +34,7 @@ def test_the_wheel_holds_the_package_and_the_collection(wheel):
     package = sources(ROOT / "vramlab")
     collection = {f"vramlab/builtin/{name}" for shelf in SHELVES for name in sources(ROOT / shelf)}
     assert {p for p in package if p.endswith(".json")} and collection
-    assert names == package | collection
+    assert names == package | collection | CONTRACT
 
 
 def test_its_command_is_the_command_line(wheel):
@@ -62,3 +63,11 @@ def test_an_unpacked_wheel_finds_what_a_checkout_finds(wheel, tmp_path):
     installed, checkout = found(tmp_path), found(ROOT)
     assert (installed[0], checkout[0]) == (str(tmp_path / "vramlab" / "builtin"), str(ROOT))
     assert installed[1] == checkout[1] and "delta" in checkout[1].split() and "resnet50" in checkout[1].split()
+
+
+def test_an_unpacked_wheel_brings_the_contract_along(wheel, tmp_path):
+    wheel.extractall(tmp_path)
+    code = "from vramlab.method_check import load_contract; found = load_contract(); print(found.__file__); print(len(found.RULES))"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True,
+                          capture_output=True, text=True)
+    assert done.stdout.split() == [str(tmp_path / "vramlab" / "builtin" / "contract" / "contract.py"), "13"]
