@@ -1,0 +1,112 @@
+"""How long planning takes, and how it grows: every planner of the collection on steps of 1,000, 3,000 and 10,000 ops.
+
+    python benchmarks/planners.py [--sizes 1000 3000 10000] [--methods NAME ...] [--share 0.6] [--keep]
+
+The steps are captured bottleneck ResNets with as many blocks as it takes, momentum SGD, batch 64, 64 pixels, timed by a roofline of the V100.
+Each planner is asked once for each size with its default options and a budget of `share` of eager's simulated peak; where it refuses, the
+refusal is what is timed (without the search for the smallest budget). The growth is the exponent between the two largest steps: 1 is
+linear. Prints a table, then one line of JSON; `--keep` writes benchmarks/evidence/planners.json. Exit code 1 when a planner takes more
+than 60 s for the largest step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from common import keep
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from vramlab.capture import capture
+from vramlab.check import check_schedule
+from vramlab.collection import Library, Method, built_in_collection
+from vramlab.costs import roofline_costs
+from vramlab.device import DeviceProfile, load_profile
+from vramlab.errors import PlanInfeasible, Unsupported
+from vramlab.liveness import replay_schedule
+from vramlab.planner import Budget
+from vramlab.tape import Tape
+from vramlab.variants import with_variants
+
+TARGET_SECONDS = 60
+FEWEST_BLOCKS = 4
+
+
+def step_of(blocks: int, device: DeviceProfile) -> Tape:
+    """A training step of a ResNet with this many bottleneck blocks, half of them at each of the first two resolutions."""
+    model = ResNet(Bottleneck, [(blocks - 1) // 2, (blocks - 2) // 2, 1, 1])
+    batch = [torch.zeros(64, 3, 64, 64), torch.zeros(64, dtype=torch.long)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    captured = capture(model, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), batch, optimizer=optimizer)
+    return roofline_costs(captured.tape, device)
+
+
+def steps(sizes: list[int], device: DeviceProfile) -> Iterator[Tape]:
+    """Steps of about so many ops: the ops of one block are those by which two small steps differ."""
+    few, more = (len(step_of(FEWEST_BLOCKS + extra, device).ops) for extra in (2, 4))
+    per_block = (more - few) / 2
+    for size in sizes:
+        yield step_of(max(FEWEST_BLOCKS, round(FEWEST_BLOCKS + 2 + (size - few) / per_block)), device)
+
+
+def ask(method: Method, tape: Tape, device: DeviceProfile, budget: Budget) -> dict[str, Any]:
+    """One row: seconds, and what came out."""
+    if "variants" in method.card.needs:
+        tape = with_variants(tape, device)
+    tape.digest  # names the tape; asked for once, whoever plans
+    planner = method.build()
+    began = time.perf_counter()
+    try:
+        schedule = planner.plan(tape, device, budget)
+        outcome, instructions = "ok", len(schedule.instructions)
+    except PlanInfeasible:
+        outcome, instructions = "plan_infeasible", None
+    except Unsupported:
+        outcome, instructions = "unsupported", None
+    return {"method": method.name, "ops": len(tape.ops), "seconds": round(time.perf_counter() - began, 3), "outcome": outcome,
+            "instructions": instructions}
+
+
+def growth(rows: list[dict[str, Any]]) -> float | None:
+    """The exponent between the two largest steps; None with fewer than two."""
+    if len(rows) < 2:
+        return None
+    small, large = sorted(rows, key=lambda row: row["ops"])[-2:]
+    return round(math.log(large["seconds"] / max(small["seconds"], 1e-3)) / math.log(large["ops"] / small["ops"]), 2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 3000, 10000])
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--share", type=float, default=0.6)
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/evidence/planners.json")
+    options = parser.parse_args()
+    library, device = Library([built_in_collection()]), load_profile("v100-32gb")
+    methods = [library.method(name) for name in options.methods or sorted(library.method_paths)]
+    planners = [method for method in methods if method.card.kind == "planner"]
+    rows = []
+    for tape in steps(options.sizes, device):
+        peak = check_schedule(tape, replay_schedule(tape)).peak_bytes
+        budget = Budget(device_bytes=int(options.share * peak), wants_smallest=False)
+        for method in planners:
+            rows.append(ask(method, tape, device, budget))
+            print("{method:>16} {ops:>7,} ops {seconds:>9.3f} s  {outcome}".format(**rows[-1]), flush=True)
+    of = {method.name: [row for row in rows if row["method"] == method.name] for method in planners}
+    slowest = {name: max(row["seconds"] for row in found) for name, found in of.items()}
+    summary = {"share": options.share, "target_seconds": TARGET_SECONDS, "slowest_seconds": slowest,
+               "growth": {name: growth(found) for name, found in of.items()}}
+    for name, found in of.items():
+        print(f"{name:>16} slowest {slowest[name]:8.3f} s, growth {growth(found)}")
+    if options.keep:
+        keep("planners", rows, summary)
+    return 0 if max(slowest.values()) <= TARGET_SECONDS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
