@@ -195,7 +195,7 @@ class _Derivation:
         """The layer of the parameter whose gradient the op completes, or makes for an op that completes it."""
         tape = self.tape
         own = [*op.mutates, *tape.creates[op.id]]
-        next_ops = [r for s in tape.creates[op.id] for r in tape.readers[s]]
+        next_ops = [r for s in tape.creates[op.id] for r in tape.readers[s] if tape.ops[r].phase is not Phase.OPTIMIZER]
         for s in (*own, *(s for r in next_ops for s in (*tape.ops[r].mutates, *tape.creates[r]))):
             if tape.storages[s].role is Role.GRADIENT:
                 layers = self.read_by.get(self.parameters.get(tape.storages[s].name.removesuffix(".grad"), -1), [])
