@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramlab.layers import Layer, layers_of
-from vramlab.tape import Role, Tape
+from vramlab.tape import Tape
 
 _CHEAP = frozenset({"normalization", "activation"})
 
@@ -12,7 +12,7 @@ def dense_layers(tape: Tape) -> tuple[tuple[int, ...], ...]:
     """Per dense layer the maps from its concatenation to the input of its convolution, in the order in which they are made."""
     layers = layers_of(tape)
     found = (_maps_from(layer, layers) for layer in layers if layer.kind == "concat")
-    return tuple(maps for maps in found if maps and all(tape.storages[s].role is Role.ACTIVATION or not tape.storages[s].at_end for s in maps))
+    return tuple(maps for maps in found if maps and not any(tape.storages[s].at_end for s in maps))
 
 
 def _maps_from(concat: Layer, layers: tuple[Layer, ...]) -> tuple[int, ...]:
