@@ -92,6 +92,30 @@ def test_a_simulated_cell_splits_all_and_says_that_no_bit_was_checked(tmp_path):
     assert record.outcome is Outcome.OK and not split["is_checked"] and split["split_ops"] > 0 and split["unsplit_ops"] == []
 
 
+def test_a_cell_over_micro_batches_is_held_against_eager_over_the_same_ones(tmp_path):
+    """Fewer bytes than the whole batch needs at any moment; BatchNorm makes it another computation, and the record says how far off."""
+    record = run(tmp_path, methods=["modnn"], budgets=["30%"], measure={**SMALL["measure"], "time": False})
+    assert (record.outcome, record.truth) == (Outcome.OK, Truth.SEMANTICS_CHANGED), record.message
+    sizes = record.predicted["micro_batches"]
+    assert len(sizes) > 1 and sum(sizes) == 16 and record.truth_detail["micro_batches"] == sizes
+    assert record.truth_detail["differing"] == [] and record.truth_detail["distance_to_whole_batch"]["gradient"] > 0.001
+    assert 0 < record.measured["peak_bytes"] <= record.budget_bytes
+    assert abs(record.measured["prediction_error_bytes"]) <= max(0.005 * record.measured["peak_bytes"], 2**20)
+    assert Schedule.load(tmp_path / "cell" / "schedule.json.gz").micro_batches == tuple(sizes)
+
+
+def test_the_same_budget_without_sub_batches_is_refused(tmp_path):
+    record = run(tmp_path, methods=[{"name": "modnn", "options": {"sub_batches": False}}], budgets=["1%"], targets=["sim:v100-32gb"])
+    assert record.outcome is Outcome.PLAN_INFEASIBLE and "micro_batches" not in record.predicted
+
+
+def test_a_small_gate_batch_takes_as_many_passes(tmp_path):
+    record = run(tmp_path, methods=["modnn"], budgets=["30%"],
+                 measure={**SMALL["measure"], "time": False, "peak": False, "gate_batch_size": 16, "gate_steps": 1}, batch_sizes=[32])
+    assert record.truth is Truth.SEMANTICS_CHANGED and sum(record.truth_detail["micro_batches"]) == 16
+    assert len(record.truth_detail["micro_batches"]) == len(record.predicted["micro_batches"])
+
+
 def test_training_under_a_plan_equals_eager_at_every_step(tmp_path):
     record = run(
         tmp_path,

@@ -129,8 +129,11 @@ def _run_train(draft: _Draft) -> None:
     _plan(draft, None)
     draft.training = draft.ask("train", str(draft.folder))
     same = draft.training["first_difference"] is None and draft.training["state_equal_at_end"]
-    draft.truth = Truth.EXACT if same else Truth.WRONG
+    as_eager = Truth.SEMANTICS_CHANGED if draft.facts.get("changes_semantics") else Truth.EXACT
+    draft.truth = as_eager if same else Truth.WRONG
     draft.truth_detail = {"steps": len(draft.training["steps"]), "batch_size": draft.config["batch_size"]}
+    if "micro_batches" in draft.facts:
+        draft.truth_detail["micro_batches"] = draft.facts["micro_batches"]
     if not same:
         draft.end(Outcome.WRONG, "truth", f"training differs from eager at step {draft.training['first_difference']}")
 

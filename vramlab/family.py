@@ -12,8 +12,9 @@ Op times and variants are no such numbers, so the tapes of a family have none: c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from vramlab.errors import VramlabError
@@ -86,6 +87,22 @@ class TapeFamily:
                 names = [f.name for f in fields(one) if getattr(one, f.name) != getattr(other, f.name)]
                 raise NotAffine(_name(found, part, index), f"{', '.join(names)} at batch {capture.batch_size} is not what the sizes "
                                 f"before foretell: {getattr(other, names[0])!r} instead of {getattr(one, names[0])!r}")
+
+
+def tapes_by_size(capture: Callable[[int], Tape], proof_size: int) -> Callable[[int], Tape]:
+    """The tape at any batch size: from a family of captures at 2 and 3, where one at `proof_size` proves it, else from a capture each.
+
+    Op times are not in it. A single sample is captured in any case: some operators lay out their results in another way there.
+    """
+    captured = cache(lambda size: _without_times(capture(size)))
+    if proof_size <= 3:
+        return captured
+    try:
+        family = TapeFamily.of(captured(2), captured(3))
+        family.prove(captured(proof_size))
+    except NotAffine:
+        return captured
+    return lambda size: captured(1) if size == 1 else family.at(size)
 
 
 def _without_times(tape: Tape) -> Tape:

@@ -68,6 +68,30 @@ def run_gate(reference: Callable[[], Side], tested: Callable[[], Side], *, steps
         _set_generator_states(caller)
 
 
+def distance_between(reference: Callable[[], Side], tested: Callable[[], Side], *, seed: int = 0) -> dict[str, float]:
+    """How far apart one step of two sides that compute different things takes them, in deterministic mode from the same seed.
+
+    `loss`: of the losses, absolute; `gradient`: the norm of the difference of all gradients over the norm of the reference's.
+    """
+    caller = _generator_states()
+    try:
+        with deterministic():
+            pair = [_Runner(build, seed) for build in (reference, tested)]
+            for side in pair:
+                side.step(0)
+    finally:
+        _set_generator_states(caller)
+    wanted, found = (_gradients(side.side.model) for side in pair)
+    norm = float(wanted.norm())
+    return {"loss": abs(float(pair[0].loss) - float(pair[1].loss)),
+            "gradient": float((wanted - found).norm()) / norm if norm else float((wanted - found).norm())}
+
+
+def _gradients(model: torch.nn.Module) -> torch.Tensor:
+    """All of them as one vector, in double precision."""
+    return torch.cat([p.grad.detach().double().flatten().cpu() for p in model.parameters() if p.grad is not None])
+
+
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
     """Deterministic algorithms, cuDNN's included, without its search; everything as before on the way out."""

@@ -21,13 +21,17 @@ from vramlab.costs import measure_costs, measure_profile, roofline_costs
 from vramlab.device import DeviceProfile, load_profile
 from vramlab.errors import CaptureError, PlanInfeasible
 from vramlab.execute import Executor
-from vramlab.gate import Side, deterministic, run_gate
+from vramlab.family import tapes_by_size
+from vramlab.gate import Side, deterministic, distance_between, run_gate
 from vramlab.link import make_link
 from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
-from vramlab.planner import UNLIMITED, Budget, Planner, ask
+from vramlab.micro_batches import changes_semantics, scaled_passes
+from vramlab.micro_step import capture_passes, eager_over_micro_batches
+from vramlab.planner import UNLIMITED, Budget, Planner, ask, passes_of
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_tape
+from vramlab.record import Truth
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.split import split_like
@@ -38,6 +42,7 @@ from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, 
 
 Spec = Mapping[str, Any]
 _CAPTURES = 3  # of shallow networks, for a tiled tape: two give the rule, one proves it
+PROOF_SIZE = 16  # the third capture, by which a search trusts the tapes of sizes that it does not capture
 
 
 # --- parts of a cell ------------------------------------------------------------------------------------------------------
@@ -109,6 +114,17 @@ class _Cell:
             return tiling.at(steps)
         return None
 
+    def captured_at(self, step: TrainingStep, batch_size: int) -> Captured:
+        """The tape of a batch of another size."""
+        batch = example_batch(self.model, {**self.config, "batch_size": batch_size})
+        return self.captured(replace(step, batch=batch), batch_size)
+
+    def passes(self, planner: Planner, step: TrainingStep, budget: Budget) -> tuple[int, ...]:
+        """Sizes of the passes that the planner wants, empty where it leaves the batch whole."""
+        size = self.config["batch_size"]
+        at = tapes_by_size(lambda n: self.captured_at(step, n).tape, size)
+        return passes_of(planner, at, size, budget)
+
 
 class _Replay:
     """Eager's own order and liveness: how a native method is simulated."""
@@ -150,10 +166,18 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     }
     if prepared is not None:
         facts["split_convolutions"] = prepared.to_json()
-    tape.save(out / "tape.json.gz")
     started = time.perf_counter()
+    planner = cell.planner()
     try:
-        schedule = ask(cell.planner(), tape, profile, budget, cell.config["method"])
+        sizes = cell.passes(planner, step, budget) if step else ()  # what is tiled stays whole
+        if sizes:
+            captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
+            prepared = cell.prepared(captured.tape)
+            tape = _with_costs(cell, captured.tape if prepared is None else prepared.tape, profile, step)
+            facts |= {"micro_batches": list(sizes), "tape_digest": tape.digest, "changes_semantics": changes_semantics(tape),
+                      "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
+        tape.save(out / "tape.json.gz")
+        schedule = replace(ask(planner, tape, profile, budget, cell.config["method"]), micro_batches=tape.micro_batches)
     except PlanInfeasible as refusal:
         return facts | {
             "plan_seconds": time.perf_counter() - started,
@@ -176,7 +200,8 @@ def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, An
     metrics = simulate(checked, profile).metrics
     at_peak = checked.schedule.instructions[metrics.peak_instruction]
     op = getattr(at_peak, "op", None)
-    return metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op)}
+    found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op)}
+    return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
 
 
 def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]:
@@ -200,10 +225,14 @@ def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]
 
 
 # --- steps that run -------------------------------------------------------------------------------------------------------
-def _runner(cell: _Cell, step: TrainingStep, optimizer, folder: Path | None, batch_size: int | None = None) -> Callable[..., torch.Tensor]:
-    """`run(*batch) -> loss`: eager when `folder` is None, else the cell's method with the schedule that is planned there."""
+def _runner(cell: _Cell, step: TrainingStep, optimizer, folder: Path | None, batch_size: int | None = None,
+            sizes: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
+    """`run(*batch) -> loss`: eager when `folder` is None, else the cell's method with the schedule that is planned there.
+
+    `sizes`: of the passes that eager takes over the batch; a plan knows its own.
+    """
     if folder is None:
-        return _eager(step)
+        return _eager(step, sizes)
     if cell.is_native:
         return cell.method.load().build(step.model, step.loss_fn, optimizer, **cell.config["options"])
     captured, checked = _load_plan(cell, step, folder, optimizer, batch_size)
@@ -218,7 +247,23 @@ def _runner(cell: _Cell, step: TrainingStep, optimizer, folder: Path | None, bat
     return run
 
 
-def _eager(step: TrainingStep) -> Callable[..., torch.Tensor]:
+def _passes_planned(cell: _Cell, folder: Path, batch_size: int | None) -> tuple[int, ...]:
+    """Sizes of the planned passes, in proportion at another batch size. CaptureError where that has too few samples."""
+    if cell.is_native:
+        return ()
+    sizes = Schedule.load(folder / "schedule.json.gz").micro_batches
+    if batch_size is None or not sizes:
+        return sizes
+    try:
+        return scaled_passes(sizes, batch_size)
+    except ValueError as wrong:
+        raise CaptureError(f"the plan does not apply to a batch of {batch_size}: {wrong}") from None
+
+
+def _eager(step: TrainingStep, sizes: tuple[int, ...]) -> Callable[..., torch.Tensor]:
+    if sizes:
+        return lambda *batch: eager_over_micro_batches(step.model, step.loss_fn, batch, sizes)
+
     def run(*batch: torch.Tensor) -> torch.Tensor:
         loss = step.loss_fn(step.model, *batch)
         loss.backward()
@@ -230,13 +275,17 @@ def _eager(step: TrainingStep) -> Callable[..., torch.Tensor]:
 def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_size: int | None) -> tuple[Captured, CheckedSchedule]:
     """The planned schedule on this workload's tape; at another batch size the same instructions on that tape."""
     planned, schedule = Tape.load(folder / "tape.json.gz"), Schedule.load(folder / "schedule.json.gz")
-    captured = capture(step.model, step.loss_fn, step.batch, optimizer=optimizer)
+    sizes = _passes_planned(cell, folder, batch_size)
+    if sizes:
+        captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=optimizer)
+    else:
+        captured = capture(step.model, step.loss_fn, step.batch, optimizer=optimizer)
     captured = Captured(split_like(captured.tape, planned), captured.binding)
     same = [(o.target, o.phase) for o in captured.tape.ops] == [(o.target, o.phase) for o in planned.ops]
     if not same or len(captured.tape.storages) != len(planned.storages):
         raise CaptureError("another batch size or another process gives another sequence of operators; the plan does not apply to it")
     if batch_size is not None:
-        return captured, check_schedule(captured.tape, replace(schedule, tape_digest=captured.tape.digest))
+        return captured, check_schedule(captured.tape, replace(schedule, tape_digest=captured.tape.digest, micro_batches=sizes))
     if (captured.tape.storages, captured.tape.tensors) != (planned.storages, planned.tensors):
         raise CaptureError("this process gives another tape than the one that was planned on")
     return Captured(planned, captured.binding), check_schedule(planned, schedule)
@@ -305,18 +354,22 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
 
 
 def gate(spec: Spec, folder: str) -> dict[str, Any]:
-    """Three optimizer steps of the plan against eager, bit for bit, at `gate_batch_size` where that is set."""
+    """Three optimizer steps of the plan against eager, bit for bit, at `gate_batch_size` where that is set.
+
+    A plan over micro-batches is held against eager over the same micro-batches, and its distance to the whole batch is measured.
+    """
     cell = _Cell.of(spec)
     measure = cell.config["measure"]
     size = measure["gate_batch_size"]
     config = cell.config if size is None else {**cell.config, "batch_size": size}
     batches = list(train_batches(cell.model, config, measure["gate_steps"]))
+    sizes = _passes_planned(cell, Path(folder), size)
     executors: list[Executor] = []
 
-    def side(planned: Path | None) -> Side:
+    def side(planned: Path | None, sizes: tuple[int, ...] = sizes) -> Side:
         step = cell.workload(size)
         optimizer = step.make_optimizer()
-        run = _runner(cell, step, optimizer, planned, size)
+        run = _runner(cell, step, optimizer, planned, size, sizes)
         executors.extend(e for e in [getattr(run, "executor", None)] if e is not None)
         one = _step_of(step, optimizer, run)
         return Side(
@@ -325,9 +378,16 @@ def gate(spec: Spec, folder: str) -> dict[str, Any]:
 
     result = run_gate(lambda: side(None), lambda: side(Path(folder)), steps=measure["gate_steps"], seed=cell.config["training"]["seed"])
     counts = executors[0].counts if executors else {}
+    truth, over_passes = result.truth, {}
+    if sizes:
+        distance = distance_between(lambda: side(None, ()), lambda: side(None), seed=cell.config["training"]["seed"])
+        over_passes = {"micro_batches": list(sizes), "distance_to_whole_batch": distance}
+        if truth is Truth.EXACT and changes_semantics(executors[0].tape):
+            truth = Truth.SEMANTICS_CHANGED
     return {
-        "truth": str(result.truth),
+        "truth": str(truth),
         "detail": result.to_json()
+        | over_passes
         | {
             "batch_size": config["batch_size"],
             "recomputes": counts.get(Recompute, 0),
@@ -351,7 +411,8 @@ def train(spec: Spec, folder: str) -> dict[str, Any]:
     """Many steps on real data, the planned step beside eager on the same batches: loss, gradient norm and accuracy of both."""
     cell = _Cell.of(spec)
     training = cell.config["training"]
-    sides = [_TrainingSide(cell, None), _TrainingSide(cell, Path(folder))]
+    sizes = _passes_planned(cell, Path(folder), None)
+    sides = [_TrainingSide(cell, None, sizes), _TrainingSide(cell, Path(folder), sizes)]
     steps = list(range(1, training["steps"] + 1))
     with deterministic():
         for i, batch in zip(steps, train_batches(cell.model, cell.config, training["steps"])):
@@ -383,10 +444,10 @@ def train(spec: Spec, folder: str) -> dict[str, Any]:
 class _TrainingSide:
     """One of two models that see the same batches."""
 
-    def __init__(self, cell: _Cell, folder: Path | None) -> None:
+    def __init__(self, cell: _Cell, folder: Path | None, sizes: tuple[int, ...]) -> None:
         self.cell, self.step = cell, cell.workload()
         self.optimizer = self.step.make_optimizer()
-        self.run = _step_of(self.step, self.optimizer, _runner(cell, self.step, self.optimizer, folder))
+        self.run = _step_of(self.step, self.optimizer, _runner(cell, self.step, self.optimizer, folder, sizes=sizes))
         self.loss: list[float] = []
         self.grad_norm: list[float] = []
         self.accuracy: list[list[float]] = []
@@ -406,21 +467,35 @@ class _TrainingSide:
 
 # --- largest batch --------------------------------------------------------------------------------------------------------
 def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
-    """By simulation: the largest batch whose plan fits the device's memory. Doubling to the first failure, then bisection; each trial is
-    a capture and a plan of its own."""
+    """By simulation: the largest batch whose plan fits the device's memory. Doubling to the first failure, then bisection.
+
+    A trial's tape is that of a family of captures, a capture of its own where the step is not affine in its batch.
+    """
     cell = _Cell.of(spec)
     profile, planner = cell.profile(), cell.planner()
     low, high = cell.config["search"]["low"], cell.config["search"]["high"]
     trials: list[dict[str, Any]] = []
-    model = None if cell.tiled(low) else cell.workload(low)
+    step = None if cell.tiled(low) else cell.workload(low)
+    budget = Budget(device_bytes=profile.memory_bytes, wants_smallest=False)
+
+    def captured(batch_size: int) -> Tape:
+        return cell.captured_at(step, batch_size).tape if step else cell.tiled(batch_size)
+
+    at = tapes_by_size(captured, PROOF_SIZE)
+
+    def tape_of(batch_size: int) -> Tape:
+        sizes = passes_of(planner, at, batch_size, budget) if step else ()
+        if not sizes:
+            return at(batch_size)
+        batch = example_batch(cell.model, {**cell.config, "batch_size": batch_size})
+        return capture_passes(step.model, step.loss_fn, batch, sizes, optimizer=step.make_optimizer()).tape
 
     def fits(batch_size: int) -> bool:
-        step = model and replace(model, batch=example_batch(cell.model, {**cell.config, "batch_size": batch_size}))
-        tape = cell.tiled(batch_size) if step is None else cell.captured(step, batch_size).tape
-        prepared = cell.prepared(tape)
-        tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, step)
         try:
-            schedule = ask(planner, tape, profile, Budget(device_bytes=profile.memory_bytes, wants_smallest=False), cell.config["method"])
+            tape = tape_of(batch_size)
+            prepared = cell.prepared(tape)
+            tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, step)
+            schedule = ask(planner, tape, profile, budget, cell.config["method"])
         except PlanInfeasible as refusal:
             trials.append(
                 {
@@ -446,6 +521,10 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
         return trials[-1]["fits"]
 
     largest = bisect_largest(fits, low, high)
+    if largest is not None and at(largest) != _bare(captured(largest)):  # the family ends below: every size is captured
+        trials.clear()
+        at = captured
+        largest = bisect_largest(fits, low, high)
     return {
         "largest": largest,
         "low": low,
@@ -454,6 +533,11 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
         "trials": trials,
         "hit_upper_end": largest == high,
     }
+
+
+def _bare(tape: Tape) -> Tape:
+    """Without op times."""
+    return tape.with_costs([0.0] * len(tape.ops))
 
 
 def bisect_largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:

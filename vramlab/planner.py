@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -67,3 +68,20 @@ def ask(planner: Planner, tape: Tape, device: DeviceProfile, budget: Budget, nam
     if not isinstance(schedule, Schedule):
         raise TypeError(f"plan() of method {name!r} returned {type(schedule).__name__}, not a Schedule")
     return schedule
+
+
+@runtime_checkable
+class SubBatchPlanner(Planner, Protocol):
+    """A planner that may cut the batch. The engine asks for the sizes first; `plan` then gets the tape of all passes."""
+
+    def micro_batches(self, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
+        """Sizes of the passes, which add up to the batch; one pass leaves it whole. `at` gives the tape of a pass of so many samples,
+        whose op times may be zero. Raises PlanInfeasible or Unsupported.
+        """
+        ...
+
+
+def passes_of(planner: Planner, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
+    """The passes that a planner wants over the batch; empty when it leaves the batch whole."""
+    sizes = planner.micro_batches(at, batch_size, budget) if isinstance(planner, SubBatchPlanner) else ()
+    return sizes if len(sizes) > 1 else ()

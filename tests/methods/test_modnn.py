@@ -1,4 +1,4 @@
-"""moDNN: the lower bound is reached and not undercut, the sub-batch is the largest that passes the window's test, algorithms use what is left."""
+"""moDNN: the lower bound is reached, the sub-batch is the largest that passes the window's test, algorithms use what is left."""
 
 from __future__ import annotations
 
