@@ -109,6 +109,24 @@ def test_the_same_budget_without_sub_batches_is_refused(tmp_path):
     assert record.outcome is Outcome.PLAN_INFEASIBLE and "micro_batches" not in record.predicted
 
 
+def test_several_simulated_devices_share_the_batch(tmp_path):
+    """Within the same budget; the exchange keeps them below the ideal, and one device is exactly one."""
+    found = {}
+    for devices in (1, 2, 4):
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        found[devices] = run(folder, methods=["modnn"], budgets=["90%"], targets=["sim:v100-32gb"], batch_sizes=[64], devices=[devices])
+    assert all(record.outcome is Outcome.OK for record in found.values())
+    assert found[1].predicted["speedup_over_one_device"] == 1.0
+    for devices, record in found.items():
+        predicted = record.predicted
+        assert predicted["devices"] == predicted["parallel"]["devices"] == devices and predicted["parallel"]["algorithm"] == "ring"
+        assert predicted["one_device_step_seconds"] == found[1].predicted["parallel"]["step_seconds"]
+        assert predicted["speedup_over_one_device"] == predicted["one_device_step_seconds"] / predicted["parallel"]["step_seconds"]
+        assert Tape.load(tmp_path / str(devices) / "cell" / "tape.json.gz").batch_size == 64 // devices
+        assert predicted["speedup_over_one_device"] <= devices
+
+
 def test_a_small_gate_batch_takes_as_many_passes(tmp_path):
     record = run(tmp_path, methods=["modnn"], budgets=["30%"],
                  measure={**SMALL["measure"], "time": False, "peak": False, "gate_batch_size": 16, "gate_steps": 1}, batch_sizes=[32])

@@ -459,3 +459,24 @@ def test_every_workflow_of_this_collection_is_valid():
     for name in library.workflow_paths:
         workflow = load_workflow(name, library)
         assert workflow.name == name and all(expand(workflow, host).cells for host in (CPU, CUDA))
+
+
+# ------------------------------------------------------------------------------------------------ several devices
+
+SHARED = BASE.replace("batch_sizes: [8]", "batch_sizes: [8]\ntargets: ['sim:v100-32gb']\ndevices: [1, 2, 4]")
+
+
+def test_devices_are_a_dimension_of_simulated_steps(shelf):
+    plan = expand(load(shelf, SHARED), CPU)
+    assert titles(plan)[3:] == [f"toy b8 delta 60% on sim:v100-32gb x {n}" for n in (1, 2, 4)]
+    assert [cell.config["devices"] for cell in plan.cells] == [1, 2, 4] * 2
+    assert "devices" not in expand(load(shelf, BASE), CPU).cells[0].config, "cells without them keep their name"
+
+
+def test_devices_that_cannot_share_are_told(shelf):
+    assert "does not go with devices" in problems(shelf, SHARED.replace("sim:v100-32gb", "cpu"))[0]
+    assert "a batch of 8 is not shared among 9 devices" in problems(shelf, SHARED.replace("[1, 2, 4]", "[1, 9]"))[0]
+    kind = "experiments: [{name: b, kind: train}]\n"
+    assert any("devices does not go with kind train" in line for line in problems(shelf, SHARED + kind))
+    left_out = expand(load(shelf, SHARED.replace("targets: ['sim:v100-32gb']\n", "")), CPU).left_out
+    assert "simulated only" in left_out[0].reason

@@ -28,7 +28,8 @@ from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
 from vramlab.micro_batches import changes_semantics, scaled_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
-from vramlab.planner import UNLIMITED, Budget, Planner, ask, passes_of
+from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, passes_of
+from vramlab.parallel import share_of, simulate_parallel
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_tape
 from vramlab.record import Truth
@@ -119,11 +120,12 @@ class _Cell:
         batch = example_batch(self.model, {**self.config, "batch_size": batch_size})
         return self.captured(replace(step, batch=batch), batch_size)
 
-    def passes(self, planner: Planner, step: TrainingStep, budget: Budget) -> tuple[int, ...]:
+    def passes(self, planner: Planner, step: TrainingStep, budget: Budget, batch_size: int) -> tuple[int, ...]:
         """Sizes of the passes that the planner wants, empty where it leaves the batch whole."""
-        size = self.config["batch_size"]
-        at = tapes_by_size(lambda n: self.captured_at(step, n).tape, size)
-        return passes_of(planner, at, size, budget)
+        if not isinstance(planner, SubBatchPlanner):
+            return ()
+        at = tapes_by_size(lambda n: self.captured_at(step, n).tape, batch_size)
+        return passes_of(planner, at, batch_size, budget)
 
 
 class _Replay:
@@ -166,27 +168,60 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     }
     if prepared is not None:
         facts["split_convolutions"] = prepared.to_json()
+    tape.save(out / "tape.json.gz")
     started = time.perf_counter()
-    planner = cell.planner()
+    planner, devices = cell.planner(), cell.config.get("devices", 1)
     try:
-        sizes = cell.passes(planner, step, budget) if step else ()  # what is tiled stays whole
-        if sizes:
-            captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
-            prepared = cell.prepared(captured.tape)
-            tape = _with_costs(cell, captured.tape if prepared is None else prepared.tape, profile, step)
-            facts |= {"micro_batches": list(sizes), "tape_digest": tape.digest, "changes_semantics": changes_semantics(tape),
-                      "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
-        tape.save(out / "tape.json.gz")
-        schedule = replace(ask(planner, tape, profile, budget, cell.config["method"]), micro_batches=tape.micro_batches)
+        checked = one = _planned(cell, planner, step, tape, profile, budget, cell.config["batch_size"])
+        if devices > 1:
+            checked = _planned_share(cell, planner, step, profile, budget, devices)
     except PlanInfeasible as refusal:
         return facts | {
             "plan_seconds": time.perf_counter() - started,
             "infeasible": {"smallest_bytes": refusal.smallest_bytes, "op": refusal.op, "message": str(refusal)},
         }
     facts["plan_seconds"] = time.perf_counter() - started
-    checked = check_schedule(tape, schedule, budget)
+    tape, schedule = checked.tape, checked.schedule
+    tape.save(out / "tape.json.gz")
     schedule.save(out / "schedule.json.gz")
-    return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile)}
+    if tape.micro_batches:
+        facts |= {"micro_batches": list(tape.micro_batches), "changes_semantics": changes_semantics(tape)}
+    facts |= {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
+    over_devices = _over_devices(one, checked, profile, devices) if "devices" in cell.config else {}
+    return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile) | over_devices}
+
+
+def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tape, profile: DeviceProfile, budget: Budget,
+             batch_size: int) -> CheckedSchedule:
+    """The method's checked schedule for a tape with costs, or for the tape of the passes that it takes over the batch instead.
+
+    What is tiled (`step` None) stays whole.
+    """
+    sizes = cell.passes(planner, step, budget, batch_size) if step else ()
+    if sizes:
+        captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
+        prepared = cell.prepared(captured.tape)
+        tape = _with_costs(cell, captured.tape if prepared is None else prepared.tape, profile, step)
+    schedule = replace(ask(planner, tape, profile, budget, cell.config["method"]), micro_batches=tape.micro_batches)
+    return check_schedule(tape, schedule, budget)
+
+
+def _planned_share(cell: _Cell, planner: Planner, step: TrainingStep | None, profile: DeviceProfile, budget: Budget,
+                   devices: int) -> CheckedSchedule:
+    """The plan of one of several devices: its share of the batch within the same budget."""
+    share = share_of(cell.config["batch_size"], devices)
+    part = step and replace(step, batch=example_batch(cell.model, {**cell.config, "batch_size": share}))
+    bare = cell.captured(part, share).tape if part else cell.tiled(share)
+    prepared = cell.prepared(bare)
+    tape = _with_costs(cell, bare if prepared is None else prepared.tape, profile, part)
+    return _planned(cell, planner, part, tape, profile, budget, share)
+
+
+def _over_devices(one: CheckedSchedule, share: CheckedSchedule, profile: DeviceProfile, devices: int) -> dict[str, Any]:
+    """Simulated: the step of all devices with the exchange of gradients, beside one device that trains on the whole batch."""
+    alone, many = simulate_parallel(one, profile, 1).step_seconds, simulate_parallel(share, profile, devices)
+    return {"devices": devices, "parallel": many.to_json(), "one_device_step_seconds": alone,
+            "speedup_over_one_device": alone / many.step_seconds}
 
 
 def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingStep | None) -> Tape:

@@ -110,6 +110,7 @@ def _check_experiment(merged: Merged, library: Library) -> Iterator[Problem]:
     for entry in _children(merged.node, "methods"):
         yield from _check_method(entry, merged, library)
     yield from _check_kind(merged)
+    yield from _check_devices(merged)
     yield from _check_training(merged.node.get("training"))
     yield from _check_search(merged.node.get("search"))
     data = merged.node.get("data")
@@ -182,6 +183,22 @@ def _check_kind(merged: Merged) -> Iterator[Problem]:
     for target in _children(merged.node, "targets") if merged.kind == "train" else []:
         if str(target.value).startswith("sim:"):
             yield Problem(target.mark, f"targets: {shown(target.value)} is not allowed for kind train; a simulated device trains nothing")
+
+
+def _check_devices(merged: Merged) -> Iterator[Problem]:
+    """Several devices are simulated, and share the batch of a step."""
+    devices = merged.node.get("devices")
+    if devices is None:
+        return
+    if merged.kind != "step":
+        yield Problem(key_place(devices), f"devices does not go with kind {merged.kind}; several devices are simulated for kind step")
+    for target in _children(merged.node, "targets"):
+        if not str(target.value).startswith("sim:"):
+            yield Problem(target.mark, f"targets: {shown(target.value)} does not go with devices; allowed: sim:NAME")
+    most = max([n for n in (plain(child) for child in devices.items()) if isinstance(n, int)], default=1)
+    for batch in _children(merged.node, "batch_sizes"):
+        if isinstance(batch.value, int) and batch.value < most:
+            yield Problem(batch.mark, f"a batch of {batch.value} is not shared among {most} devices")
 
 
 def _check_training(node: Node | None) -> Iterator[Problem]:
@@ -286,7 +303,8 @@ class Cell:
         config = self.config
         batch = f" b{config['batch_size']}" if config["batch_size"] is not None else " largest batch"
         budget = f" {config['budget']}" if config["budget"] is not None else ""
-        return f"{config['model']}{batch} {self.label}{budget} on {config['target']}"
+        devices = f" x {config['devices']}" if "devices" in config else ""
+        return f"{config['model']}{batch} {self.label}{budget} on {config['target']}{devices}"
 
 
 @dataclass(frozen=True)
@@ -365,6 +383,8 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
         return experiment.skip
     if target.startswith("sim:") and experiment.kind == "train":
         return "a simulated device trains nothing"
+    if experiment.devices and not target.startswith("sim:"):
+        return "several devices are simulated only; give it targets: [sim:NAME]"
     if target.startswith("cuda:") and int(target[5:]) >= host.cuda_devices:
         return "this machine has no NVIDIA GPU" if not host.cuda_devices else f"this machine has {host.cuda_devices} NVIDIA GPU(s)"
     folder = (experiment.data or "").partition("imagefolder:")[2]
@@ -382,7 +402,8 @@ def _cells(experiment: CompleteExperiment, target: str, library: Library) -> Ite
         for entry, method in entries:
             for budget in _budgets(experiment, entry, method):
                 config = _config(experiment, model, batch_size, entry, method, budget, target)
-                yield Cell(hash_config(config), config, entry.label or method.name)
+                for shared in [{"devices": devices} for devices in experiment.devices or ()] or [{}]:
+                    yield Cell(hash_config(config | shared), config | shared, entry.label or method.name)
 
 
 def _budgets(experiment: CompleteExperiment, entry: MethodEntry, method: Method) -> list[str | None]:

@@ -154,6 +154,7 @@ class Settings(Strict):
     methods: Annotated[list[Annotated[MethodEntry, BeforeValidator(_as_mapping)]], Field(min_length=1)] | None = None
     budgets: Budgets | None = None
     targets: Annotated[list[Annotated[str, AfterValidator(_check_target)]], Field(min_length=1)] | None = None
+    devices: Annotated[list[Count], Field(min_length=1)] | None = None  # of a simulated target: each trains on its share of the batch
     measure: Measure | None = None
     search: Search | None = None
 
