@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from vramlab.algorithms import ON, has_algorithms, using
 from vramlab.calibration import measure_profile
 from vramlab.device import DeviceProfile
 from vramlab.errors import Unsupported, VramlabError
@@ -30,9 +31,9 @@ from vramlab.meter import AllocatorMeter
 from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of
 
 from vramlab.store import device_store
-from vramlab.tape import Op, Role, Tape, Tensor
+from vramlab.tape import Op, Role, Tape, Tensor, Variant
 
-__all__ = ["Cost", "CostError", "OpMismatch", "measure_costs", "measure_profile", "roofline_costs", "signature"]
+__all__ = ["Cost", "CostError", "OpMismatch", "measure_costs", "measure_profile", "measure_variants", "roofline_costs", "signature"]
 
 ACCUMULATE_GRAD = "vramlab.accumulate_grad"
 OPTIMIZER_STEP = "vramlab.optimizer_step"
@@ -78,6 +79,37 @@ def measure_costs(tape: Tape, device: torch.device | str, *, optimizer: torch.op
     costs = [(known | measured)[name] for name in signatures]
     spaces = [max(c.workspace_bytes, _generator_bytes(tape, op, device)) for c, op in zip(costs, tape.ops)]
     return with_flops(tape).with_costs([c.seconds for c in costs], spaces)
+
+
+def measure_variants(tape: Tape, device: torch.device | str, *, cache_dir: Path | None = None) -> Tape:
+    """The tape with the convolution algorithms that PyTorch knows on this device, each measured as an op is.
+
+    One that refuses an op, or gives its result another form, is none of that op's variants.
+    """
+    device = torch.device(device)
+    names = {op.id: signature(tape, op) for op in tape.ops if has_algorithms(op)}
+    store = device_store("variants", device, cache_dir)
+    known = store.read()
+    missing = {names[op.id]: op for op in tape.ops if op.id in names and names[op.id] not in known}
+    measured: dict[str, dict[str, list]] = {name: {} for name in missing}
+    for algorithm in ON[device.type] if missing else ():
+        with using(algorithm):
+            for name, cost in _costs_that_can_be(tape, missing, device).items():
+                measured[name][algorithm] = [cost.seconds, cost.workspace_bytes]
+    store.add(measured)
+    found = known | measured
+    return tape.with_variants([[Variant(algorithm, *cost) for algorithm, cost in found[names[op.id]].items()] if op.id in names else []
+                               for op in tape.ops])
+
+
+def _costs_that_can_be(tape: Tape, ops: Mapping[str, Op], device: torch.device) -> dict[str, Cost]:
+    """Of those ops that run by themselves and make what the tape says."""
+    try:
+        return dict(zip(ops, _measure(tape, list(ops.values()), device, None)))
+    except (CostError, OpMismatch):
+        if len(ops) == 1:
+            return {}
+        return {n: cost for name, op in ops.items() for n, cost in _costs_that_can_be(tape, {name: op}, device).items()}
 
 
 def _generator_bytes(tape: Tape, op: Op, device: torch.device) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
+from vramlab.algorithms import by_algorithm, has_algorithms
 from vramlab.capture import Captured, input_name
 from vramlab.check import CheckedSchedule
 from vramlab.errors import CaptureError, Unsupported
@@ -227,23 +228,26 @@ class _Writer:
             self.line(f"rng.keep({op.id})")
         if again and op.is_random:
             self.line(f"rng.back({op.id})")
+        if instruction.variant is not None and not has_algorithms(op):
+            raise Unsupported(f"the executor knows no algorithms of {self.tape.op_name(op.id)}")
         if op.target == ACCUMULATE:
             self.accumulate(op, instruction)
         elif op.takeover is not None:
             self.run_in_place(op, instruction)
         else:
-            self.call(op, again)
+            self.call(op, again, instruction.variant)
         if again and op.is_random:
             self.line("rng.forth()")
 
-    def call(self, op: Op, again: bool) -> None:
+    def call(self, op: Op, again: bool, variant: str | None) -> None:
         arguments = self.arguments(op, throwaway=again and op.throwaway_state)
         fresh = _fresh_tensor(op)
         if fresh is not None:
             allocate = self.constant(_allocator(self.tape, fresh, self.executor.device), f"new{fresh}")
             self.line(f"f{fresh} = {allocate}()")
         targets = [self.target(t, op) for t in op.outputs]
-        f = self.constant(callable_of(op.target), f"op{op.id}")
+        called = by_algorithm(callable_of(op.target), variant)
+        f = self.constant(called, f"op{op.id}" if variant is None else f"op{op.id}_{len(self.names)}")
         returned = self.returned(op)
         self.assign(op, targets[:returned], f"{f}({arguments})")
         for t, target in zip(op.outputs[returned:], targets[returned:]):

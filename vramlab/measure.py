@@ -7,6 +7,7 @@ from one process to the next. All of them build the workload anew from the confi
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
@@ -14,10 +15,11 @@ from typing import Any, Callable, Iterator, Mapping
 import numpy as np
 import torch
 
+from vramlab.algorithms import named_variants, under_variants
 from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
-from vramlab.costs import measure_costs, measure_profile, roofline_costs
+from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
 from vramlab.device import DeviceProfile, load_profile
 from vramlab.errors import CaptureError, PlanInfeasible
 from vramlab.execute import Executor
@@ -228,7 +230,8 @@ def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingS
     if cell.is_simulated:
         tape = roofline_costs(tape, profile)
         return with_variants(tape, profile) if cell.wants_variants else tape
-    return measure_costs(tape, cell.device, optimizer=step.make_optimizer())
+    tape = measure_costs(tape, cell.device, optimizer=step.make_optimizer())
+    return measure_variants(tape, cell.device) if cell.wants_variants else tape
 
 
 def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, Any]:
@@ -261,13 +264,14 @@ def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]
 
 # --- steps that run -------------------------------------------------------------------------------------------------------
 def _runner(cell: _Cell, step: TrainingStep, optimizer, folder: Path | None, batch_size: int | None = None,
-            sizes: tuple[int, ...] = ()) -> Callable[..., torch.Tensor]:
+            sizes: tuple[int, ...] = (), like: Path | None = None) -> Callable[..., torch.Tensor]:
     """`run(*batch) -> loss`: eager when `folder` is None, else the cell's method with the schedule that is planned there.
 
-    `sizes`: of the passes that eager takes over the batch; a plan knows its own.
+    `sizes`: of the passes that eager takes over the batch; a plan knows its own. `like`: where a plan is whose convolution algorithms
+    eager shall use; by default it uses the library's own choice.
     """
     if folder is None:
-        return _eager(step, sizes)
+        return under_variants(_eager(step, sizes), [] if like is None else _variants_in(like))
     if cell.is_native:
         return cell.method.load().build(step.model, step.loss_fn, optimizer, **cell.config["options"])
     captured, checked = _load_plan(cell, step, folder, optimizer, batch_size)
@@ -307,6 +311,12 @@ def _eager(step: TrainingStep, sizes: tuple[int, ...]) -> Callable[..., torch.Te
     return run
 
 
+def _variants_in(folder: Path) -> list[str | None]:
+    if not (folder / "schedule.json.gz").is_file():
+        return []  # a native method
+    return named_variants(Tape.load(folder / "tape.json.gz"), Schedule.load(folder / "schedule.json.gz"))
+
+
 def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_size: int | None) -> tuple[Captured, CheckedSchedule]:
     """The planned schedule on this workload's tape; at another batch size the same instructions on that tape."""
     planned, schedule = Tape.load(folder / "tape.json.gz"), Schedule.load(folder / "schedule.json.gz")
@@ -320,7 +330,8 @@ def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_s
     if not same or len(captured.tape.storages) != len(planned.storages):
         raise CaptureError("another batch size or another process gives another sequence of operators; the plan does not apply to it")
     if batch_size is not None:
-        return captured, check_schedule(captured.tape, replace(schedule, tape_digest=captured.tape.digest, micro_batches=sizes))
+        tape = captured.tape.with_variants([op.variants for op in planned.ops])  # by name: another batch, other costs
+        return Captured(tape, captured.binding), check_schedule(tape, replace(schedule, tape_digest=tape.digest, micro_batches=sizes))
     if (captured.tape.storages, captured.tape.tensors) != (planned.storages, planned.tensors):
         raise CaptureError("this process gives another tape than the one that was planned on")
     return Captured(planned, captured.binding), check_schedule(planned, schedule)
@@ -401,10 +412,12 @@ def gate(spec: Spec, folder: str) -> dict[str, Any]:
     sizes = _passes_planned(cell, Path(folder), size)
     executors: list[Executor] = []
 
+    planned_sizes = sizes
+
     def side(planned: Path | None, sizes: tuple[int, ...] = sizes) -> Side:
         step = cell.workload(size)
         optimizer = step.make_optimizer()
-        run = _runner(cell, step, optimizer, planned, size, sizes)
+        run = _runner(cell, step, optimizer, planned, size, sizes, like=Path(folder) if sizes == planned_sizes else None)
         executors.extend(e for e in [getattr(run, "executor", None)] if e is not None)
         one = _step_of(step, optimizer, run)
         return Side(
@@ -428,6 +441,7 @@ def gate(spec: Spec, folder: str) -> dict[str, Any]:
             "recomputes": counts.get(Recompute, 0),
             "offloads": counts.get(Offload, 0),
             "prefetches": counts.get(Prefetch, 0),
+            "variants": dict(sorted(Counter(filter(None, _variants_in(Path(folder)))).items())),  # eager's too
         },
     }
 
@@ -447,7 +461,7 @@ def train(spec: Spec, folder: str) -> dict[str, Any]:
     cell = _Cell.of(spec)
     training = cell.config["training"]
     sizes = _passes_planned(cell, Path(folder), None)
-    sides = [_TrainingSide(cell, None, sizes), _TrainingSide(cell, Path(folder), sizes)]
+    sides = [_TrainingSide(cell, side, sizes, like=Path(folder)) for side in (None, Path(folder))]
     steps = list(range(1, training["steps"] + 1))
     with deterministic():
         for i, batch in zip(steps, train_batches(cell.model, cell.config, training["steps"])):
@@ -479,10 +493,10 @@ def train(spec: Spec, folder: str) -> dict[str, Any]:
 class _TrainingSide:
     """One of two models that see the same batches."""
 
-    def __init__(self, cell: _Cell, folder: Path | None, sizes: tuple[int, ...]) -> None:
+    def __init__(self, cell: _Cell, folder: Path | None, sizes: tuple[int, ...], like: Path) -> None:
         self.cell, self.step = cell, cell.workload()
         self.optimizer = self.step.make_optimizer()
-        self.run = _step_of(self.step, self.optimizer, _runner(cell, self.step, self.optimizer, folder, sizes=sizes))
+        self.run = _step_of(self.step, self.optimizer, _runner(cell, self.step, self.optimizer, folder, sizes=sizes, like=like))
         self.loss: list[float] = []
         self.grad_norm: list[float] = []
         self.accuracy: list[list[float]] = []

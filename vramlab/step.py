@@ -11,9 +11,10 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from vramlab.against_eager import eager_fits, step_against_eager
+from vramlab.algorithms import named_variants, under_variants
 from vramlab.capture import Captured, LossFn, input_name, refuse_module
 from vramlab.collection import Library, find_collections
-from vramlab.costs import measure_costs, measure_profile
+from vramlab.costs import measure_costs, measure_profile, measure_variants
 from vramlab.errors import Unsupported
 from vramlab.execute import Executor
 from vramlab.planner import UNLIMITED
@@ -186,6 +187,8 @@ class TrainStep:
         prepared = prepare_tape(captured.tape, self._needs, self._device)
         if prepared is not None:
             captured = Captured(measure_costs(prepared.tape, self._device, optimizer=self._optimizer), captured.binding)
+        if "variants" in self._needs:
+            captured = Captured(measure_variants(captured.tape, self._device), captured.binding)
         planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method)
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False")
 
@@ -210,7 +213,8 @@ class TrainStep:
             loss.backward()
             return loss
 
-        loss, planned.truth = step_against_eager(step, eager, captured, self._model, inputs, self._device)
+        like_the_plan = under_variants(eager, named_variants(captured.tape, planned.plan.checked.schedule))
+        loss, planned.truth = step_against_eager(step, like_the_plan, captured, self._model, inputs, self._device)
         return loss
 
 
