@@ -71,7 +71,7 @@ class _Cell:
     @property
     def wants_variants(self) -> bool:
         """Does the method choose convolution algorithms?"""
-        return "variants" in self.method.card.needs
+        return "variants" in self.method.card.needs and self.config["options"].get("algorithms") != "library"
 
     @property
     def device(self) -> torch.device:

@@ -11,28 +11,42 @@ gradient of a parameter is state from the op that completes it on. The order of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vramlab.device import DeviceProfile
 from vramlab.layers import check_needs
 from vramlab.liveness import replay_schedule
 from vramlab.planner import Budget
 from vramlab.rollout import fixed_plan
-from vramlab.schedule import Free, Schedule
+from vramlab.schedule import Compute, Free, Instruction, Schedule
 from vramlab.tape import Phase, Tape
+from vramlab.variants import fastest, leanest
 
 UID = "87237e2b45c223a0"
-NEEDS = ("backward",)
+NEEDS = ("backward", "variants")
 
 
 @dataclass(frozen=True)
 class VdnnBaseline:
-    """The planner."""
+    """The planner. `algorithms` is library, p (the fastest) or m (the leanest)."""
+
+    algorithms: str = "library"
+    winograd: bool = False
 
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """The same schedule for every budget; PlanInfeasible below its peak."""
         check_needs(tape, NEEDS, "vdnn-baseline")
-        return fixed_plan(tape, vdnn_baseline_schedule(tape), budget, "vdnn-baseline")
+        return fixed_plan(tape, self._by_algorithms(vdnn_baseline_schedule(tape), tape), budget, "vdnn-baseline")
+
+    def _by_algorithms(self, schedule: Schedule, tape: Tape) -> Schedule:
+        if self.algorithms == "library":
+            return schedule
+        choose, without = {"p": fastest, "m": leanest}[self.algorithms], "-" if self.winograd else "winograd"
+
+        def named(i: Instruction) -> Instruction:
+            return replace(i, variant=choose(tape.ops[i.op], without).name or None) if isinstance(i, Compute) else i
+
+        return replace(schedule, instructions=tuple(map(named, schedule.instructions)))
 
 
 def vdnn_baseline_schedule(tape: Tape) -> Schedule:
@@ -44,6 +58,6 @@ def vdnn_baseline_schedule(tape: Tape) -> Schedule:
     return Schedule(instructions=(*before, *at_end), tape_digest=tape.digest, method=UID)
 
 
-def build() -> VdnnBaseline:
-    """The planner."""
-    return VdnnBaseline()
+def build(algorithms: str = "library", winograd: bool = False) -> VdnnBaseline:
+    """The planner for these options."""
+    return VdnnBaseline(algorithms, winograd)

@@ -10,6 +10,8 @@ from vramlab.check import check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Free
+from vramlab.simulate import simulate
+from vramlab.tape import Variant
 
 PLANNER = Library([built_in_collection()]).method("vdnn-baseline").build()
 
@@ -37,3 +39,15 @@ def test_maps_are_freed_at_the_end_of_the_step_only():
     maps = {s for op in tape.ops[:4] for s in tape.creates[op.id]}
     assert {i.storage for i in instructions[-4:]} == maps
     assert not any(isinstance(i, Free) and i.storage in maps for i in instructions[:-4])
+
+
+@pytest.mark.parametrize("algorithms, winograd, workspace, seconds", [
+    ("library", False, 500, 1.0), ("p", False, 800, 0.5), ("p", True, 900, 0.25), ("m", False, 0, 3.0)])
+def test_the_formula_with_named_algorithms(algorithms, winograd, workspace, seconds):
+    tape = chain(5, workspace_bytes=500)
+    known = [Variant("lean", 3.0, 0), Variant("fft", 0.5, 800), Variant("winograd", 0.25, 900)]
+    tape = tape.with_variants([known if "convolution" in op.target else [] for op in tape.ops])
+    planner = Library([built_in_collection()]).method("vdnn-baseline").build(algorithms=algorithms, winograd=winograd)
+    checked = check_schedule(tape, planner.plan(tape, DEVICE, Budget(device_bytes=UNLIMITED)))
+    assert checked.peak_bytes == MAP + 7 * MAP + 10 * WEIGHT + SCALAR + workspace - WEIGHT
+    assert simulate(checked, DEVICE).end_seconds[0] == seconds
