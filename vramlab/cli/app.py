@@ -39,6 +39,7 @@ _validate = _group("validate", "Check a file.")
 _plan = _group("plan", "Plan a step without running it.")
 _report = _group("report", "Write the report of runs.")
 _check = _group("check", "Check a method or a bundle.")
+_train = _group("train", "Train a method that learns.")
 
 
 @app.callback(invoke_without_command=True)
@@ -122,6 +123,25 @@ def plan_step(
 
     raise typer.Exit(plan_one_step(model, batch, method, budget, device, overrides or [], collection or [],
                                    save_schedule, as_json=as_json))
+
+
+@_train.command("dqn")
+def train_dqn(
+    model: Annotated[str, typer.Option("--model", metavar="NAME")],
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 32,
+    budgets: Annotated[str | None, typer.Option("--budgets", metavar="80%,60%", help="Budgets to learn on; without, drawn at random.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="sim:NAME", help="The profile whose op and copy times count.")] = "sim:v100-32gb",
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Decisions to learn from; instead of --minutes.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop after so long; 10 without either.")] = None,
+    network: Annotated[str, typer.Option("--network", metavar="graph|mlp", help="Message passing over the tape, or none.")] = "graph",
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    output: Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Where the training's state and curve go.")] = None,
+    collection: Collections = None,
+) -> None:
+    """Train a DQN agent for one model on the simulator. Resumes after an interruption; the weights go to the user's cache."""
+    from vramlab.cli.train import train_dqn as train
+
+    raise typer.Exit(train(model, batch, budgets, device, steps, minutes, network, seed, output, collection or []))
 
 
 @_report.command("run")

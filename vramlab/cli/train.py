@@ -1,0 +1,117 @@
+"""train dqn: an agent for one model, trained on its captured step and kept in the user's cache."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from vramlab.cli.words import command
+from vramlab.collection import Library, find_collections
+from vramlab.device import load_profile
+from vramlab.doctor import detect_host
+from vramlab.environment import cache_dir
+from vramlab.errors import EnvironmentUnable, WorkflowError
+from vramlab.isolate import Call, run_isolated
+from vramlab.planner import parse_percent
+from vramlab.record import Outcome, write_atomically
+from vramlab.tape import Tape
+from vramlab.workflow import single_cell
+
+# Decisions learned from in a minute on one core of 2020, replay and updates included: what --minutes comes to.
+DECISIONS_A_MINUTE = 8_000
+
+
+def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: int | None, minutes: float | None, network: str, seed: int,
+              output: Path | None, extra: Sequence[Path]) -> int:
+    """Train, or go on with a training that was interrupted. The exit code: 0, or 130 when interrupted."""
+    if not device.startswith("sim:"):
+        raise WorkflowError(f"--device {device}: the agent learns on the simulator; write for example sim:v100-32gb")
+    library = Library(find_collections(extra))
+    training = library.method("dqn").load().training()
+    profile = load_profile(device.removeprefix("sim:"))
+    tape = _capture(library, model, batch, device)
+    settings = training.Settings(decisions=_decisions(steps, minutes), kind=network, seed=seed, shares=_shares(budgets))
+    folder = output or cache_dir() / "dqn" / profile.name / "training" / f"{tape.digest[:16]}-{training.name_of(settings)}"
+    trainer = training.Trainer([training.World(model, tape, profile)], settings, folder)
+    if trainer.progress.decisions:
+        print(f"going on after {trainer.progress.decisions:,} decisions")
+    try:
+        with _bar(settings.decisions) as advance:
+            agent = trainer.train(lambda progress: advance(progress.decisions, _said(progress)),
+                                  until_seconds=60 * minutes if minutes else float("inf"))
+    except KeyboardInterrupt:
+        print(f"Interrupted after {trainer.progress.decisions:,} decisions; the same command goes on.", file=sys.stderr)
+        return 130
+    path = cache_dir() / "dqn" / profile.name / f"{tape.digest}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place in (path, folder / "agent.json"):
+        agent.save(place)
+    write_atomically(folder / "curve.svg", training.curve_svg(trainer.progress.curve))
+    _print_result(trainer, folder, path, model, batch, device)
+    return 0
+
+
+def _decisions(steps: int | None, minutes: float | None) -> int:
+    return steps if steps is not None else max(1, int((minutes if minutes is not None else 10.0) * DECISIONS_A_MINUTE))
+
+
+def _shares(budgets: str | None) -> tuple[float, ...]:
+    shares = [parse_percent(word) for word in budgets.split(",")] if budgets else []
+    if None in shares:
+        raise WorkflowError(f"--budgets {budgets}: shares of eager's peak are needed, for example 80%,60%,40%")
+    return tuple(shares)
+
+
+def _capture(library: Library, model: str, batch: int, device: str) -> Tape:
+    """The step's tape with the device's op times, captured in a process of its own."""
+    settings: dict[str, Any] = {"model": model, "batch_sizes": [batch], "methods": ["replay"], "targets": ["auto"],
+                                "measure": {"time": False, "peak": False}}
+    plan = single_cell(library, settings, (), detect_host(device))
+    with tempfile.TemporaryDirectory(prefix="train-") as folder:
+        spec = {"config": plan.cells[0].config, "workflow": {"name": "train"}, "collections": [str(root) for root in library.roots],
+                "run_dir": folder}
+        answer = run_isolated(Call(function="vramlab.measure.make_plan", args=(spec, folder, None)))
+        if answer.outcome is not Outcome.OK:
+            raise EnvironmentUnable(f"{model} at batch {batch} could not be captured: {answer.message}")
+        return Tape.load(Path(folder) / "tape.json.gz")
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
+    """A bar on a terminal, a line an evaluation elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told: list[str] = []
+
+        def say(done: int, said: str) -> None:
+            if said and told[-1:] != [said]:
+                told.append(said)
+                print(f"{done:,} of {total:,} decisions: {said}", file=sys.stderr, flush=True)
+
+        yield say
+        return
+    columns = (TextColumn("decisions"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"), TimeElapsedColumn(),
+               TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done, said: progress.update(task, completed=min(done, total), description=said)
+
+
+def _said(progress: Any) -> str:
+    return f"the step is {progress.curve[-1]['added_percent']:.2f} % longer" if progress.curve else ""
+
+
+def _print_result(trainer: Any, folder: Path, path: Path, model: str, batch: int, device: str) -> None:
+    first, last = trainer.progress.curve[0], trainer.progress.curve[-1]
+    print(f"{trainer.progress.decisions:,} decisions in {trainer.progress.episodes:,} plays, {trainer.progress.seconds:.0f} s of processor time")
+    print(f"*simulated* time added at three budgets, mean: {first['added_percent']:.2f} % untrained, {last['added_percent']:.2f} % at the end, "
+          f"{trainer.progress.best_cost:.2f} % the best, which is kept")
+    print(f"learning curve: {folder / 'curve.csv'}, {folder / 'curve.svg'}\nweights: {path}")
+    words = ["plan", "step", "--model", model, "--batch", str(batch), "--method", "dqn", "--budget", "60%", "--device", device]
+    print(f"use: {command(*words, f'methods=[{{name: dqn, options: {{weights: {path}}}}}]')}")
