@@ -152,8 +152,8 @@ def run_cell(library: Library, row: dict[str, Any], sources: dict[str, str], riv
 
     said = {name: row["rivals"][name] if is_same(name) and name in row["rivals"] else ask(library, name, {}, tape, profile, limit)
             for name in rivals}
-    own = {name: row["agents"][name] if is_same("dqn") and name in row["agents"] else ask(library, "dqn", AGENTS[name], tape, profile, limit)
-           for name in agents}
+    own = dict(row["agents"]) if is_same("dqn") else {}
+    own |= {name: ask(library, "dqn", AGENTS[name], tape, profile, limit) for name in agents if name not in own}
     return {"agents": own, "rivals": said}
 
 

@@ -186,11 +186,12 @@ class Observer:
             (play.clock_seconds - float(play.last_access_seconds[s])) / T, self.until_op[made_by] / T, float(play.has_host_copy(s)),
             out / T, _log(out, T), back / T, _log(back, T), window / T, ahead / T, behind / T, float(self.copy_in[s]) / T,
             closure / T, _log(closure, T), marginal / T, _log(marginal, T), float(self.own[s]) / T, length / 16.0, min(dependents, 8) / 8.0,
-            _ratio(out + back, worth), _ratio(marginal, worth), _ratio(closure, worth), _ratio(float(self.copy_in[s]), worth), float(len(play.facts.needed_at[s]) > 1),
+            _ratio(out + back, worth), _ratio(marginal, worth), _ratio(closure, worth), _ratio(float(self.copy_in[s]), worth),
+            float(len(play.facts.needed_at[s]) > 1),
         ]
 
     def _cost(self, answer: Answer, local: list[float], question: Question) -> list[float]:
-        """The estimates of the action's own cost under one place: over its worth (log), as a share of the step, and what remains of the worth."""
+        """The action's own cost, whatever it does: over its worth (log), as a share of the step; and what remains of the worth."""
         if answer.move is Move.NOOP or answer.move is Move.PREFETCH:
             return [0.0, 0.0, float(answer.move is Move.PREFETCH)]
         ratio, cost = (local[26], local[11] + local[13]) if answer.move is Move.SWAP else (local[27], local[21])

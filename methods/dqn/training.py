@@ -4,8 +4,9 @@ A round is one budget, drawn anew. The agent plays it, and in `guided_share` of 
 mix of the estimates in the observation. Of these plays the fastest is a demonstration: beside the temporal-difference loss its actions
 have to score above all others by a margin (Hester et al., Deep Q-learning from Demonstrations, AAAI 2018), be it the agent's own or a
 guide's. Returns over `n_steps` decisions are bootstrapped with the target network's value of the action that the online network
-prefers. After each round as many updates follow as it had decisions, over `decisions_per_update`. All that is random comes from one seed. The state of the training is written now and then, so that it goes on after an interruption;
-the replay memory is not part of it and fills again.
+prefers. After each round as many updates follow as it had decisions, over `decisions_per_update`. All that is random comes from one
+seed. The state of the training is written now and then, so that it goes on after an interruption; the replay memory is not part of it
+and fills again.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class Trainer:
     def network(self) -> Network:
         """The best so far, with how it came about."""
         told = {"settings": asdict(self.settings), "worlds": [[w.name, w.device.name, w.tape.digest] for w in self.worlds],
-                "decisions": self.progress.decisions, "episodes": self.progress.episodes, "processor_seconds": round(self.progress.seconds, 1),
+                "decisions": self.progress.decisions, "episodes": self.progress.episodes,
+                "processor_seconds": round(self.progress.seconds, 1),
                 "added_percent": round(self.progress.best_cost, 3), "curve": list(self.progress.curve)}
         return Network(self.settings.kind, self.best, told)
 
@@ -302,7 +304,8 @@ class Trainer:
                 stuck += is_stuck
                 costs.append(200.0 if is_stuck else 100.0 * added / plain.observer.step_seconds)
         cost = float(np.mean(costs))
-        row = {"decisions": self.progress.decisions, "episodes": self.progress.episodes, "processor_seconds": round(self.progress.seconds, 1),
+        row = {"decisions": self.progress.decisions, "episodes": self.progress.episodes,
+               "processor_seconds": round(self.progress.seconds, 1),
                "epsilon": round(self.epsilon, 4), "added_percent": round(cost, 4), "stuck": stuck}
         self.progress.curve.append(row)
         if cost <= self.progress.best_cost:
@@ -372,8 +375,8 @@ def curve_svg(curve: Sequence[dict[str, float]]) -> str:
     """The learning curve as a picture: time added in percent of a step, over decisions."""
     width, height, left, bottom = 640, 320, 60, 40
     most_x, most_y = max(row["decisions"] for row in curve) or 1, max(row["added_percent"] for row in curve) or 1.0
-    points = [(left + (width - left - 20) * row["decisions"] / most_x, height - bottom - (height - bottom - 20) * row["added_percent"] / most_y)
-              for row in curve]
+    across, up = (width - left - 20) / most_x, (height - bottom - 20) / most_y
+    points = [(left + across * row["decisions"], height - bottom - up * row["added_percent"]) for row in curve]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     text = 'font-family="sans-serif" font-size="12"'
     return "\n".join([

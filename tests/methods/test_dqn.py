@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import json
-import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 from contract import DEVICE, plain_peak
 from tapes import TOYS, StepBuilder
@@ -16,8 +12,8 @@ from tapes import TOYS, StepBuilder
 from vramlab.check import check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible, Unsupported
-from vramlab.planner import UNLIMITED, Budget
+from vramlab.errors import PlanInfeasible
+from vramlab.planner import Budget
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
 

@@ -129,8 +129,8 @@ def plan_step(
 def train_dqn(
     model: Annotated[str, typer.Option("--model", metavar="NAME")],
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 32,
-    budgets: Annotated[str | None, typer.Option("--budgets", metavar="80%,60%", help="Budgets to learn on; without, drawn at random.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="sim:NAME", help="The profile whose op and copy times count.")] = "sim:v100-32gb",
+    budgets: Annotated[str | None, typer.Option("--budgets", metavar="80%,60%", help="Budgets to learn on, else random.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="sim:NAME", help="Whose op and copy times count.")] = "sim:v100-32gb",
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Decisions to learn from; instead of --minutes.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop after so long; 10 without either.")] = None,
     network: Annotated[str, typer.Option("--network", metavar="graph|mlp", help="Message passing over the tape, or none.")] = "graph",

@@ -109,9 +109,10 @@ def _said(progress: Any) -> str:
 
 def _print_result(trainer: Any, folder: Path, path: Path, model: str, batch: int, device: str) -> None:
     first, last = trainer.progress.curve[0], trainer.progress.curve[-1]
-    print(f"{trainer.progress.decisions:,} decisions in {trainer.progress.episodes:,} plays, {trainer.progress.seconds:.0f} s of processor time")
-    print(f"*simulated* time added at three budgets, mean: {first['added_percent']:.2f} % untrained, {last['added_percent']:.2f} % at the end, "
-          f"{trainer.progress.best_cost:.2f} % the best, which is kept")
+    progress = trainer.progress
+    print(f"{progress.decisions:,} decisions in {progress.episodes:,} plays, {progress.seconds:.0f} s of processor time")
+    print(f"*simulated* time added at three budgets, mean: {first['added_percent']:.2f} % untrained, {last['added_percent']:.2f} % at "
+          f"the end, {progress.best_cost:.2f} % the best, which is kept")
     print(f"learning curve: {folder / 'curve.csv'}, {folder / 'curve.svg'}\nweights: {path}")
     words = ["plan", "step", "--model", model, "--batch", str(batch), "--method", "dqn", "--budget", "60%", "--device", device]
     print(f"use: {command(*words, f'methods=[{{name: dqn, options: {{weights: {path}}}}}]')}")
