@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import json
+import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 from contract import DEVICE, plain_peak
 from tapes import TOYS, StepBuilder
@@ -12,8 +16,8 @@ from tapes import TOYS, StepBuilder
 from vramlab.check import check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible
-from vramlab.planner import Budget
+from vramlab.errors import PlanInfeasible, Unsupported
+from vramlab.planner import UNLIMITED, Budget
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
 
@@ -21,7 +25,6 @@ METHOD = Library([built_in_collection()]).method("dqn")
 CODE = METHOD.load()
 ENVIRONMENT = sys.modules[f"{CODE.__package__}.environment"]
 NETWORK = sys.modules[f"{CODE.__package__}.network"]
-PLAY = sys.modules[f"{CODE.__package__}.play"]
 
 
 def step_seconds(tape: Tape, device_bytes: int, **options) -> float:
@@ -162,3 +165,133 @@ def test_small_steps_are_within_5_percent_of_the_fastest_plan(name):
         assert seconds <= 1.05 * fastest, f"{seconds} s at {budget} bytes, {fastest} s are possible"
         judged += seconds > sum(op.seconds for op in tape.ops)
     assert judged, "no budget of these presses"
+
+
+# --- the environment ------------------------------------------------------------------------------------------------------
+def environment(toy: str = "long_chain", **options):
+    return ENVIRONMENT.MemoryEnvironment(TOYS[toy](), DEVICE, **options)
+
+
+def play(world, budget: int, seed: int = 0) -> tuple[float, list[int]]:
+    """Random decisions; the sum of the rewards and the actions."""
+    random, total, actions = np.random.default_rng(seed), 0.0, []
+    observation, _ = world.reset(Budget(device_bytes=budget))
+    while observation is not None:
+        actions.append(int(random.choice(np.flatnonzero(world.action_mask()))))
+        observation, reward, *_ = world.step(actions[-1])
+        total += reward
+    return total, actions
+
+
+def test_the_rewards_of_a_step_are_the_time_that_it_adds():
+    world = environment()
+    tape, budget = world.tape, int(0.6 * plain_peak(world.tape))
+    for seed in range(5):
+        total, actions = play(world, budget, seed)
+        assert not world.is_stuck and actions
+        metrics = simulate(check_schedule(tape, world.schedule(""), Budget(device_bytes=budget)), DEVICE).metrics
+        added = metrics.step_seconds - sum(op.seconds for op in tape.ops)
+        unit = ENVIRONMENT.UNIT_SHARE * world.observer.price * world.observer.room
+        assert total == pytest.approx(-added / unit)
+        assert added == pytest.approx(metrics.stall_seconds + metrics.recompute_seconds)
+
+
+def test_no_decision_is_due_where_the_budget_does_not_press():
+    world = environment()
+    observation, info = world.reset(Budget(device_bytes=UNLIMITED))
+    assert observation is None and info["decisions"] == 0 and not info["is_stuck"] and not world.action_mask().any()
+
+
+def test_masked_actions_are_refused_and_masks_follow_the_freedom():
+    budget = int(0.6 * plain_peak(TOYS["long_chain"]()))
+    for freedom, allowed in ((ENVIRONMENT.Freedom(drops=False), {"SWAP"}), (ENVIRONMENT.Freedom(swaps=False), {"DROP"})):
+        world = environment(freedom=freedom)
+        observation, _ = world.reset(Budget(device_bytes=budget))
+        answers = [observation.answers[a] for a in np.flatnonzero(world.action_mask())]
+        assert {answer.move.name for answer in answers} == allowed
+        with pytest.raises(ValueError, match="not possible"):
+            world.step(int(np.flatnonzero(~world.action_mask())[0]))
+
+
+def test_a_step_that_cannot_go_on_ends():
+    world = environment()
+    tape = world.tape
+    play(world, int(0.3 * plain_peak(tape)))
+    assert world.is_stuck and not world.action_mask().any()
+
+
+def test_ablations_move_or_recompute_only():
+    tape = TOYS["long_chain"]()
+    budget = Budget(device_bytes=int(0.8 * plain_peak(tape)))
+    for actions, forbidden in (("swap-only", "recompute"), ("recompute-only", "offload")):
+        schedule = METHOD.build(actions=actions).plan(tape, DEVICE, budget)
+        assert forbidden not in {row[0] for row in schedule.to_json()["instructions"]}
+
+
+# --- the network and its files --------------------------------------------------------------------------------------------
+def test_planning_needs_no_torch():
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from contract import DEVICE, TAPES, plain_peak
+from vramlab.collection import Library, built_in_collection
+from vramlab.planner import Budget
+tape = TAPES["residual"]()
+Library([built_in_collection()]).method("dqn").build().plan(tape, DEVICE, Budget(device_bytes=int(0.6 * plain_peak(tape))))
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parents[1])], check=True)
+
+
+@pytest.mark.parametrize("agent", ["graph", "mlp"])
+def test_agents_that_ship_are_small_and_say_how_they_came_about(agent):
+    path = METHOD.folder / f"agent-{agent}.json"
+    trained = json.loads(path.read_text())["trained"]
+    assert path.stat().st_size < 300_000
+    assert trained["command"].endswith(f"--network {agent}") and len(trained["curve"]) > 2 and trained["worlds"]
+
+
+def test_weights_round_trip_and_other_formats_are_refused(tmp_path):
+    network = NETWORK.Network("graph", NETWORK.fresh_weights("graph", 3), {})
+    network.save(tmp_path / "a.json")
+    again = NETWORK.Network.load(tmp_path / "a.json")
+    assert all((again.weights[name] == w).all() for name, w in network.weights.items())
+    (tmp_path / "a.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(ValueError, match="format 99"):
+        NETWORK.Network.load(tmp_path / "a.json")
+
+
+def test_weights_of_another_tape_are_missed_by_name(tmp_path):
+    tape = TOYS["long_chain"]()
+    with pytest.raises(Unsupported, match="no weights"):
+        METHOD.build(weights=str(tmp_path)).plan(tape, DEVICE, Budget(device_bytes=int(0.7 * plain_peak(tape))))
+
+
+# --- training -------------------------------------------------------------------------------------------------------------
+def trainer(folder: Path, **settings):
+    training = CODE.training()
+    worlds = [training.World("toy", TOYS["long_chain"](), DEVICE)]
+    return training.Trainer(worlds, training.Settings(**{"decisions": 400, "evaluate_every": 200, **settings}), folder)
+
+
+def test_a_training_gets_better_and_repeats_by_its_seed(tmp_path):
+    first, second = (trainer(tmp_path / name, kind="mlp") for name in "ab")
+    agent, same = first.train(), second.train()
+    assert all((agent.weights[name] == same.weights[name]).all() for name in agent.weights)
+    curve = first.progress.curve
+    assert first.progress.best_cost <= curve[0]["added_percent"] and (tmp_path / "a" / "curve.csv").is_file()
+
+
+def test_an_interrupted_training_goes_on(tmp_path):
+    def interrupt(progress):
+        if progress.decisions > 150:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path).train(interrupt)
+    again = trainer(tmp_path)
+    done = again.progress.decisions
+    assert 150 < done < 400
+    again.train()
+    assert again.progress.decisions >= 400
+    assert trainer(tmp_path, seed=1).progress.decisions == 0, "another training does not go on from this one"
