@@ -286,7 +286,7 @@ def test_a_cell_is_resolved_to_the_last_value(shelf):
                      "seed": 0, "steps": 0, "eval_every": 0},
         "data": "synthetic", "method": "delta", "options": {"action": "director", "threshold": 2.0}, "budget": "60%", "target": "cpu",
         "measure": {"warmup": 2, "steps": 3, "gate_steps": 3, "gate_batch_size": None, "time": True, "peak": True, "timeout_seconds": 1800,
-                    "plan_timeout_seconds": 600},
+                    "plan_timeout_seconds": 600, "sensitivity": False},
         "sources": {"method": library.method("delta").sha256, "model": library.model("toy").sha256, "harness": __version__},
     }
     assert cell.cell_id == hash_config(json.loads(json.dumps(cell.config)))

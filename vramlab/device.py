@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Mapping
 
@@ -54,3 +54,17 @@ def load_profile(name: str) -> DeviceProfile:
     if "/" in name or not path.is_file():
         raise KeyError(f"no device profile {name!r}; there are {', '.join(profile_names())}")
     return DeviceProfile(**json.loads(path.read_text()))
+
+
+_LINK = ("h2d_bytes_per_second", "d2h_bytes_per_second", "device_link_bytes_per_second")
+# How far a profile may be from the real device: what a simulated verdict must withstand.
+PERTURBATIONS: Mapping[str, Mapping[str, float]] = {
+    "link -20 %": dict.fromkeys(_LINK, 0.8), "link +20 %": dict.fromkeys(_LINK, 1.2),
+    "FLOP/s -20 %": {"flops_per_second": 0.8}, "FLOP/s +20 %": {"flops_per_second": 1.2},
+}
+
+
+def perturbed_profile(profile: DeviceProfile, perturbation: str) -> DeviceProfile:
+    """The same device with some of its rates 20 % off, by a name of PERTURBATIONS. KeyError on another."""
+    rates = {name: getattr(profile, name) * factor for name, factor in PERTURBATIONS[perturbation].items()}
+    return replace(profile, **rates)

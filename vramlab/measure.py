@@ -6,6 +6,7 @@ from one process to the next. All of them build the workload anew from the confi
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
 from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
-from vramlab.device import DeviceProfile, load_profile
+from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed_profile
 from vramlab.errors import CaptureError, PlanInfeasible
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
@@ -78,7 +79,10 @@ class _Cell:
         return torch.device("cpu" if self.is_simulated else self.config["target"])
 
     def profile(self) -> DeviceProfile:
-        return load_profile(self.config["target"].removeprefix("sim:")) if self.is_simulated else measure_profile(self.device)
+        if not self.is_simulated:
+            return measure_profile(self.device)
+        profile = load_profile(self.config["target"].removeprefix("sim:"))
+        return perturbed_profile(profile, self.config["perturbation"]) if "perturbation" in self.config else profile
 
     def planner(self) -> Planner:
         return _Replay() if self.is_native else self.method.build(**self.config["options"])
@@ -240,6 +244,39 @@ def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, An
     op = getattr(at_peak, "op", None)
     found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op)}
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
+
+
+def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:
+    """What a simulated step comes to where the device's link or FLOP/s are 20 % off, by the perturbation's name: planned and simulated
+    again. A budget that is then out of reach is told as `infeasible`, with the method's message."""
+    found = {}
+    for name in PERTURBATIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            facts = make_plan(_under(spec, name), folder, None)
+        print(f"{name}: planned", flush=True)
+        found[name] = ({"infeasible": facts["infeasible"]["message"]} if "infeasible" in facts
+                       else facts["predicted"] | {"swap_vs_recompute": facts["swap_vs_recompute"]})
+    return found
+
+
+def search_perturbed(spec: Spec, largest: int | None) -> dict[str, dict[str, Any]]:
+    """The largest batch where the device's link or FLOP/s are 20 % off. Only where the plain answer and the one above it do not stand is
+    the whole range searched again."""
+    found = {}
+    for name in PERTURBATIONS:
+        again = _under(spec, name)
+        if largest is not None:
+            near = {"low": largest, "high": min(largest + 1, spec["config"]["search"]["high"])}
+            again = {**again, "config": {**again["config"], "search": near}}
+        answer = largest_batch(again, "")
+        if answer["largest"] != largest:
+            answer = largest_batch(_under(spec, name), "")
+        found[name] = {"largest": answer["largest"]} if answer["largest"] is not None else {"infeasible": "nothing fits"}
+    return found
+
+
+def _under(spec: Spec, perturbation: str) -> Spec:
+    return {**spec, "config": {**spec["config"], "perturbation": perturbation}}
 
 
 def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]:

@@ -15,7 +15,11 @@ from vramlab.yaml_nodes import nearest, one_of
 
 PLATFORMS = ("cpu", "cuda")
 KINDS = ("step", "train", "max_batch")
-CLAIM_RULES = ("memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first")
+CLAIM_RULES = (
+    "memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first", "fits",
+    "average_memory_saved_percent", "memory_ratio", "slowdown_percent", "step_time_ratio", "peak_bytes", "step_time", "images_per_second",
+    "speedup_on_devices", "max_depth_ratio",
+)
 
 
 def _as_mapping(value: Any) -> Any:
@@ -112,6 +116,7 @@ class Measure(Strict):
     gate_batch_size: Count | None = None
     time: bool = True
     peak: bool = True
+    sensitivity: bool = False  # plan and simulate again with link and FLOP/s 20 % off; of simulated targets
     timeout_seconds: Count = 1800
     plan_timeout_seconds: Count = 600
 
@@ -139,6 +144,9 @@ class Claim(Strict):
     experiment: str | None = None
     method: str | None = None  # as the workflow calls it: its label, else its name
     baseline: str | None = None
+    budget: Annotated[Any, AfterValidator(_check_budget)] = None  # absent = the smallest that was kept
+    batch_size: Count | None = None
+    devices: Count | None = None
     value: Annotated[Any, AfterValidator(_check_claimed)] = None  # the paper's; absent = as the claim's data says
     tolerance: Annotated[float, Field(ge=0)] | None = None
     note: str | None = None

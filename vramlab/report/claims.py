@@ -1,7 +1,7 @@
 """Verdicts on claims of papers, each by a stated rule from the records of a run.
 
 A workflow lists what it tests: `claims: [{id, rule, experiment, method, baseline, value, tolerance}]`; what the paper says
-stands in reports/claims.yaml under that id. Five rules:
+stands in reports/claims.yaml under that id. Five rules, and those of vramlab/report/headlines.py for what papers' headlines state:
 
     memory_saved_percent  1 - smallest peak of the method / peak of the baseline, over the budgets that the method kept
     max_batch_ratio       largest batch of the method / largest batch of the baseline
@@ -11,30 +11,33 @@ stands in reports/claims.yaml under that id. Five rules:
 
 Grading is the same for every number. *reproduced*: within the claimed value or range widened by `tolerance`, a share of
 the claimed value. *partly*: at least half of a claimed benefit, or at most twice a claimed cost (counted from 0 %, or from a
-ratio of 1); more than was claimed is another number than the paper's, and no failure. *not reproduced*: anything else.
+ratio of 1), or within a factor of two of a claimed amount; more than was claimed is another number than the paper's, and no
+failure. *not reproduced*: anything else.
 *not testable here*: the evidence is missing. Nothing is ever reproduced on missing evidence; measured cells go before
-simulated ones, and a verdict that rests on simulation says so.
+simulated ones, and a verdict that rests on simulation says so; where it changes when the device's link or FLOP/s are 20 % off, it is
+*partly* at best (vramlab/report/sensitivity.py).
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import yaml
 
-from vramlab.record import Outcome, RunRecord, Truth, Verdict
-from vramlab.report.words import DASH, is_simulated, join_words, significant, span_in_words, target_in_words
+from vramlab.device import PERTURBATIONS
+from vramlab.record import Outcome, RunRecord, Verdict
+from vramlab.report import sensitivity
+from vramlab.report.headlines import HEADLINES, SCALES, Answer, searched
+from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, smallest_peaks
+from vramlab.report.words import DASH, bytes_in_words, is_simulated, join_words, significant, span_in_words, target_in_words
 from vramlab.runs import Run
 
 DEFAULT_TOLERANCE = 0.1
 REFERENCE_METHODS = ("eager", "replay", "network-wide", "vdnn-baseline")
-FLOOR_RULES = ("memory_saved_percent",)  # more than the claimed range agrees, too: the budgets choose how much is saved
-COST_RULES = ("overhead_percent",)  # less is better
-PARTLY_SHARE = 0.5  # of a claimed benefit; its inverse for a cost
+PARTLY_SHARE = 0.5  # of a claimed benefit; its inverse for a cost; both ends for an amount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,7 @@ class ClaimResult:
     hardware: str  # what the evidence was obtained on, in words
     experiment: str = ""
     note: str = ""  # the workflow's own
+    sensitivity: str = ""  # of a simulated verdict, in words
 
     @property
     def verdict_in_words(self) -> str:
@@ -123,6 +127,7 @@ def judge(requests: Sequence[Mapping[str, Any]], run: Run, known: Mapping[str, P
 
 
 def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperClaim]) -> ClaimResult:
+    told = ""
     claim, rule, experiment = known.get(request["id"]), str(request.get("rule", "")), request.get("experiment")
     tolerance = DEFAULT_TOLERANCE if request.get("tolerance") is None else float(request["tolerance"])
     chosen = [r for r in run.records if experiment is None or r.config.get("experiment") == experiment]
@@ -135,10 +140,28 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
     elif not chosen:
         finding = _untestable(f"no cell of experiment {experiment!r} has a record")
     else:
-        finding = _apply(rule, Question(request, claim, tolerance, chosen, run.label))
+        def ask(records: Sequence[RunRecord]) -> Finding:
+            return _apply(rule, Question(request, claim, tolerance, records, run.label))
+
+        finding, told = _under_perturbation(ask(chosen), ask, chosen)
     hardware = join_words(sorted({target_in_words(r.config, run.environment_of(r)) for r in finding.evidence})) or DASH
     return ClaimResult(id=request["id"], claim=claim, rule=rule, tolerance=tolerance, finding=finding, hardware=hardware,
-                       experiment=str(experiment or ""), note=str(request.get("note") or ""))
+                       experiment=str(experiment or ""), note=str(request.get("note") or ""), sensitivity=told)
+
+
+def _under_perturbation(finding: Finding, ask: Callable[[Sequence[RunRecord]], Finding],
+                        records: Sequence[RunRecord]) -> tuple[Finding, str]:
+    """The finding, *partly* at best where another device 20 % off gives another verdict, and what the perturbations give, in words."""
+    if not finding.is_simulated or finding.verdict is Verdict.NOT_TESTABLE_HERE:
+        return finding, ""
+    if lacking := [r for r in finding.evidence if not sensitivity.is_known(r)]:
+        return finding, f"not computed: {sensitivity.why_unknown(lacking[0])}"
+    found = {name: ask([sensitivity.perturbed(r, name) for r in records]) for name in PERTURBATIONS}
+    told = "; ".join(f"{name}: {f.obtained}, {f.verdict}" for name, f in found.items())
+    flipped = [name for name, f in found.items() if f.verdict is not finding.verdict]
+    if not flipped:
+        return finding, f"holds at {told}"
+    return replace(finding, verdict=Verdict.PARTLY), f"flips at {join_words(flipped)} (unperturbed: {finding.verdict}). {told}"
 
 
 class Question:
@@ -147,6 +170,7 @@ class Question:
     def __init__(self, request: Mapping[str, Any], claim: PaperClaim, tolerance: float, records: Sequence[RunRecord],
                  label: Callable[[RunRecord], str]) -> None:
         self.claim, self.tolerance, self._records, self._label = claim, tolerance, records, label
+        self._only = {key: request[key] for key in ("budget", "batch_size", "devices") if request.get(key) is not None}
         self.baseline = str(request.get("baseline") or "eager")
         self.method = request.get("method") or self._find_method()
 
@@ -159,8 +183,8 @@ class Question:
         return candidates.pop() if len(candidates) == 1 else None
 
     def of_method(self, kind: str) -> list[RunRecord]:
-        """The method's records of a kind."""
-        return self._of(self.method, kind)
+        """The method's records of a kind; of the budget, batch size and number of devices that the claim names."""
+        return [r for r in self._of(self.method, kind) if all(r.config.get(key) == value for key, value in self._only.items())]
 
     def of_baseline(self, like: RunRecord) -> RunRecord | None:
         """The baseline's record for the same step on the same target, None when there is none that counts."""
@@ -172,31 +196,20 @@ class Question:
 
     def grade(self, obtained: float, rule: str) -> Verdict:
         """The verdict of a rule on a number."""
-        low, high = self.claim.bounds
+        (low, high), scale = self.claim.bounds, SCALES[rule]
         is_high_enough = obtained >= low - self.tolerance * abs(low)
-        if is_high_enough and (rule in FLOOR_RULES or not self.beyond(obtained)):
+        if is_high_enough and (scale.is_floor or not self.beyond(obtained)):
             return Verdict.REPRODUCED
-        null = 1.0 if rule == "max_batch_ratio" else 0.0  # the value of no effect
-        is_near = (obtained - null <= (high - null) / PARTLY_SHARE if rule in COST_RULES
-                   else obtained - null >= PARTLY_SHARE * (low - null))
+        effect = obtained - scale.no_effect
+        is_enough = effect >= PARTLY_SHARE * (low - scale.no_effect)
+        is_little = effect <= (high - scale.no_effect) / PARTLY_SHARE
+        is_near = {"benefit": is_enough, "cost": is_little, "amount": is_enough and is_little}[scale.kind]
         return Verdict.PARTLY if is_near else Verdict.NOT_REPRODUCED
 
     def beyond(self, obtained: float) -> str:
         """Words for a value above the claimed range with its tolerance."""
         _, high = self.claim.bounds
         return " (more than claimed)" if obtained > high + self.tolerance * abs(high) else ""
-
-
-def comparison_key(record: RunRecord) -> tuple[str, str]:
-    """What must be equal for two cells to be compared: all of the config but the method, its options, its source and its budget."""
-    config = {key: value for key, value in record.config.items() if key not in ("method", "options", "budget", "sources")}
-    return record.kind, json.dumps(config, sort_keys=True)
-
-
-def is_sound(record: RunRecord) -> bool:
-    """Whether a record may be the ground of a verdict: it ended well, kept its budget and, unless simulated, is bit-exact."""
-    kept = not record.measured.get("over_budget_bytes")
-    return record.outcome is Outcome.OK and kept and (is_simulated(record) or record.truth is Truth.EXACT)
 
 
 def _untestable(reason: str) -> Finding:
@@ -206,8 +219,7 @@ def _untestable(reason: str) -> Finding:
 def _apply(rule: str, question: Question) -> Finding:
     if question.method is None:
         return _untestable("the workflow does not say which method the claim is about")
-    needs_number = rule in ("memory_saved_percent", "max_batch_ratio", "overhead_percent")
-    if needs_number and question.claim.bounds is None:
+    if rule in SCALES and question.claim.bounds is None:
         return _untestable(f"the claim states no number ({question.claim.in_words})")
     finding = RULES[rule](question)
     recalled = question.claim.confidence == "recalled" and finding.verdict is Verdict.REPRODUCED
@@ -216,17 +228,7 @@ def _apply(rule: str, question: Question) -> Finding:
     return finding
 
 
-@dataclass(frozen=True)
-class _Point:
-    """One comparison: the method's record, the baseline's, and the number."""
-
-    value: float
-    record: RunRecord
-    baseline: RunRecord | None
-    is_simulated: bool
-
-
-def _grade_points(question: Question, points: Sequence[_Point], rule: str, *, what: str, missing: str) -> Finding:
+def _grade_points(question: Question, points: Sequence[Point], rule: str, *, what: str, missing: str) -> Finding:
     """A verdict over all models, batches and targets: all must agree for *reproduced*, none may for *not reproduced*."""
     measured = [p for p in points if not p.is_simulated]
     used = measured or list(points)
@@ -234,7 +236,7 @@ def _grade_points(question: Question, points: Sequence[_Point], rule: str, *, wh
         return _untestable(missing)
     verdicts = [question.grade(p.value, rule) for p in used]
     verdict = verdicts[0] if len(set(verdicts)) == 1 else Verdict.PARTLY
-    unit, decimals = ("x", 2) if rule == "max_batch_ratio" else ("%", 1)
+    unit, decimals = _unit_of(rule, question.claim)
     records = dict.fromkeys(r.cell_id for p in used for r in (p.record, p.baseline) if r)
     by_id = {r.cell_id: r for p in used for r in (p.record, p.baseline) if r}
     return Finding(
@@ -244,44 +246,25 @@ def _grade_points(question: Question, points: Sequence[_Point], rule: str, *, wh
     )
 
 
-def _also_simulated(measured: Sequence[_Point], points: Sequence[_Point], unit: str, decimals: int) -> str:
+def _unit_of(rule: str, claim: PaperClaim) -> tuple[str, int]:
+    """(unit, decimals) in which a rule's number is told."""
+    return SCALES[rule].unit or claim.unit, SCALES[rule].decimals
+
+
+def _also_simulated(measured: Sequence[Point], points: Sequence[Point], unit: str, decimals: int) -> str:
     simulated = [p.value for p in points if p.is_simulated]
     if not measured or not simulated:
         return ""
     return f"; simulated beside it: {span_in_words(simulated, unit, decimals)}"
 
 
-def peak_of(record: RunRecord) -> tuple[int | None, bool]:
-    """(peak bytes, whether it is simulated): the measured peak on hardware, the predicted one on a profile."""
-    return (record.predicted if is_simulated(record) else record.measured).get("peak_bytes"), is_simulated(record)
-
-
-def _smallest_peaks(question: Question) -> list[RunRecord]:
-    """For each step and target the sound record of the method with the smallest peak."""
-    groups: dict[tuple[str, str], list[RunRecord]] = defaultdict(list)
-    for record in question.of_method("step"):
-        if is_sound(record) and peak_of(record)[0]:
-            groups[comparison_key(record)].append(record)
-    return [min(group, key=lambda r: peak_of(r)[0]) for group in groups.values()]
-
-
-def _baseline_peak(question: Question, record: RunRecord) -> tuple[int | None, RunRecord | None, bool]:
-    """(peak, its record, whether it is simulated) of the baseline's own cell; for eager, else of what the record carries."""
-    baseline = question.of_baseline(record)
-    if baseline and peak_of(baseline)[0]:
-        return peak_of(baseline)[0], baseline, peak_of(baseline)[1]
-    if question.baseline == "eager" and record.eager_peak_is_simulated is not None:
-        return record.eager_peak_bytes, None, record.eager_peak_is_simulated
-    return None, None, False
-
-
 def memory_saved_percent(question: Question) -> Finding:
     """1 - smallest peak of the method / peak of the baseline. A range is met from its low end: budgets choose the saving."""
     points = []
-    for record in _smallest_peaks(question):
-        base, baseline, is_simulated_base = _baseline_peak(question, record)
+    for record in smallest_peaks(question):
+        base, baseline, is_simulated_base = baseline_peak(question, record)
         if base:
-            points.append(_Point(100 * (1 - peak_of(record)[0] / base), record, baseline, is_simulated(record) or is_simulated_base))
+            points.append(Point(100 * (1 - peak_of(record)[0] / base), record, baseline, is_simulated(record) or is_simulated_base))
     return _grade_points(question, points, "memory_saved_percent",
                          what=f"largest saving of {question.method} against {question.baseline} over the budgets that it kept",
                          missing=f"no bit-exact cell of {question.method} has a peak beside one of {question.baseline}")
@@ -289,25 +272,9 @@ def memory_saved_percent(question: Question) -> Finding:
 
 def max_batch_ratio(question: Question) -> Finding:
     """Largest batch of the method / largest batch of the baseline, on the same target with the same memory."""
-    points, reasons = [], []
-    for record in question.of_method("max_batch"):
-        baseline = question.of_baseline(record)
-        if not is_sound(record) or baseline is None:
-            continue
-        largest, base = record.search.get("largest"), baseline.search.get("largest")
-        ended = [r.config["method"] for r in (record, baseline) if r.search.get("largest") == r.search.get("high")]
-        if not largest or not base:
-            reasons.append("a search found no batch that fits")
-        elif record.search.get("memory_bytes") != baseline.search.get("memory_bytes"):
-            reasons.append("the searches had different memory")
-        elif ended:
-            reasons.append(f"the search of {join_words(ended)} ended at its own limit, so the largest batch is not known")
-        else:
-            points.append(_Point(largest / base, record, baseline, is_simulated(record)))
-    what = "; ".join(_batches_in_words(p.record, p.baseline) for p in points)
-    return _grade_points(question, points, "max_batch_ratio", what=f"largest batch: {what}",
-                         missing=join_words(dict.fromkeys(reasons)) or
-                         f"no finished search for both {question.method} and {question.baseline}")
+    answer = searched(question, "max_batch", "batch")
+    what = "; ".join(_batches_in_words(p.record, p.baseline) for p in answer.points)
+    return _grade_points(question, answer.points, "max_batch_ratio", what=f"largest batch: {what}", missing=answer.missing)
 
 
 def _batches_in_words(record: RunRecord, baseline: RunRecord) -> str:
@@ -327,13 +294,13 @@ def _samples_per_second(record: RunRecord) -> float | None:
 def overhead_percent(question: Question) -> Finding:
     """Extra time of a step against eager at the smallest peak: measured paired ratio, or simulated step / its first runs."""
     points = []
-    for record in _smallest_peaks(question):
+    for record in smallest_peaks(question):
         ratio = (record.measured.get("ratio") or {}).get("median")
         step, compute = record.predicted.get("step_seconds"), record.predicted.get("compute_seconds")
         if not is_simulated(record) and ratio:
-            points.append(_Point(100 * (ratio - 1), record, None, False))
+            points.append(Point(100 * (ratio - 1), record, None, False))
         elif is_simulated(record) and step and compute:
-            points.append(_Point(100 * (step / compute - 1), record, None, True))
+            points.append(Point(100 * (step / compute - 1), record, None, True))
     return _grade_points(question, points, "overhead_percent",
                          what=f"extra step time of {question.method} at the smallest peak that it kept",
                          missing=f"no bit-exact cell of {question.method} has a step time")
@@ -407,8 +374,32 @@ def swap_not_first(question: Question) -> Finding:
                    explanation=counted, evidence=tuple(r for r, _ in found))
 
 
+def fits(question: Question) -> Finding:
+    """The method has a plan for the step within the budget, as the paper says that the network can be trained at all. It is reproduced
+    by a sound cell and not reproduced by a refused one."""
+    sound = [r for r in question.of_method("step") if is_sound(r) and peak_of(r)[0]]
+    refused = [r for r in question.of_method("step") if r.outcome in (Outcome.PLAN_INFEASIBLE, Outcome.OOM)]
+    if not sound and not refused:
+        return _untestable(f"no cell of {question.method} came to a plan or to a refusal")
+    verdict = Verdict.PARTLY if sound and refused else Verdict.REPRODUCED if sound else Verdict.NOT_REPRODUCED
+    told = [f"{r.config['model']} at batch {r.config['batch_size']} holds {bytes_in_words(peak_of(r)[0])}" for r in sound]
+    return Finding(verdict=verdict, obtained=join_words([*(["fits"] if sound else []), *(["does not fit"] if refused else [])]),
+                   is_simulated=all(is_simulated(r) for r in sound or refused), baseline=DASH, evidence=tuple(sound or refused),
+                   explanation="; ".join([*told, *(r.message for r in refused)]))
+
+
+def _graded(points_of: Callable[[Question], Answer]) -> Callable[[Question], Finding]:
+    """A rule that grades the points of a headline."""
+    @wraps(points_of)
+    def rule(question: Question) -> Finding:
+        answer = points_of(question)
+        return _grade_points(question, answer.points, points_of.__name__, what=answer.what, missing=answer.missing)
+    return rule
+
+
 RULES: dict[str, Callable[[Question], Finding]] = {
-    rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first)
+    rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first, fits,
+                                     *map(_graded, HEADLINES))
 }
 
 
@@ -418,9 +409,11 @@ def expectation(rule: str, claim: PaperClaim, tolerance: float) -> str:
         return "loss, gradient norm and accuracy equal eager's at every step"
     if rule == "swap_not_first":
         return f"recomputing is cheaper for more than {100 * tolerance:g} % of storages"
-    if rule not in RULES or claim.bounds is None:
+    if rule == "fits":
+        return "a plan within the budget"
+    if rule not in SCALES or claim.bounds is None:
         raise ValueError(f"rule {rule!r} and claim {claim.id!r} do not go together")
     low, high = claim.bounds
     least, most = low - tolerance * abs(low), high + tolerance * abs(high)
-    unit, decimals = ("x", 2) if rule == "max_batch_ratio" else ("%", 1)
-    return f"at least {least:.{decimals}f} {unit}" if rule in FLOOR_RULES else f"{least:.{decimals}f} to {most:.{decimals}f} {unit}"
+    unit, decimals = _unit_of(rule, claim)
+    return f"at least {least:.{decimals}f} {unit}" if SCALES[rule].is_floor else f"{least:.{decimals}f} to {most:.{decimals}f} {unit}"

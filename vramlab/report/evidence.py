@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.claims import ClaimResult, comparison_key
+from vramlab.report.claims import ClaimResult
+from vramlab.report.points import comparison_key
 from vramlab.report.words import counts, is_simulated
 from vramlab.runs import Run
 from vramlab.telemetry import Telemetry

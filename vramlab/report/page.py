@@ -101,7 +101,7 @@ def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
         "claimed_hardware": claim.hardware if claim else DASH,
         "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH,
         "notes": [note for note in (claim.note if claim else "", result.note) if note],
-        "rule": result.rule,
+        "rule": result.rule, "sensitivity": result.sensitivity,
         "evidence": [(_name(run, r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
     }
 

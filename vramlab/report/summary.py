@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth, Verdict
-from vramlab.report.claims import ClaimResult, is_sound
+from vramlab.report.claims import ClaimResult
+from vramlab.report.points import is_sound
 from vramlab.report.figures import peak_of, step_groups, where_in_words
 from vramlab.report.tables import why_void
 from vramlab.report.words import (

@@ -1,0 +1,174 @@
+"""Numbers that the headlines of papers state, each taken from the records of a run; vramlab/report/claims.py grades them.
+
+Every function answers a question with one Point a comparison, in the unit that its Scale or the claim names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Mapping, Sequence
+
+from vramlab.record import RunRecord
+from vramlab.report.points import Point, baseline_peak, is_sound, peak_of, smallest_peaks
+from vramlab.report.words import is_simulated, join_words
+
+if TYPE_CHECKING:
+    from vramlab.report.claims import Question
+
+# The footprint of these is reserved for the whole step: its average is its peak, whatever of it is in use.
+RESERVED_FOR_THE_STEP = ("network-wide", "vdnn-baseline")
+BYTES = {"bytes": 1.0, "MB": 1e6, "MiB": 2.0**20, "GB": 1e9, "GiB": 2.0**30}
+SECONDS = {"ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How a rule's number reads and what it is held against."""
+
+    unit: str = ""  # "" is the claim's own
+    decimals: int = 1
+    no_effect: float = 0.0
+    kind: Literal["benefit", "cost", "amount"] = "benefit"  # an amount is good neither large nor small
+    is_floor: bool = False  # more than the claimed range agrees, too: the budgets choose how much is saved
+
+
+PERCENT, COST, AMOUNT = Scale(unit="%"), Scale(unit="%", kind="cost"), Scale(kind="amount")
+RATIO = Scale(unit="x", decimals=2, no_effect=1.0)
+SCALES: Mapping[str, Scale] = {
+    "memory_saved_percent": Scale(unit="%", is_floor=True), "max_batch_ratio": RATIO, "overhead_percent": COST,
+    "average_memory_saved_percent": PERCENT, "memory_ratio": RATIO, "slowdown_percent": COST,
+    "step_time_ratio": Scale(unit="x", decimals=2, no_effect=1.0, kind="cost"), "max_depth_ratio": RATIO, "speedup_on_devices": RATIO,
+    "peak_bytes": Scale(kind="amount", decimals=3), "step_time": AMOUNT, "images_per_second": AMOUNT,
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The points of a question, what they are, and why there are none."""
+
+    points: Sequence[Point]
+    what: str
+    missing: str
+
+
+def average_memory_saved_percent(question: Question) -> Answer:
+    """1 - time-weighted average of what the method's step holds / the baseline's. An allocation for the whole network
+    (network-wide, vdnn-baseline) holds its footprint throughout, so that its average is its peak. Simulated only."""
+    points = []
+    for record in smallest_peaks(question):
+        average, base = record.predicted.get("average_bytes"), question.of_baseline(record)
+        if is_simulated(record) and average and base and (reference := _average(base)):
+            points.append(Point(100 * (1 - average / reference), record, base, True))
+    return Answer(points, f"bytes held by {question.method}, averaged over the step, against {question.baseline}",
+                  f"no simulated cell of {question.method} has an average beside one of {question.baseline}")
+
+
+def _average(baseline: RunRecord) -> float | None:
+    reserved = baseline.config.get("method") in RESERVED_FOR_THE_STEP
+    return baseline.predicted.get("peak_bytes" if reserved else "average_bytes")
+
+
+def memory_ratio(question: Question) -> Answer:
+    """Peak of the baseline / smallest peak that the method kept, for the same step. The baseline is named by the workflow: eager,
+    network-wide, vdnn-baseline."""
+    points = []
+    for record in smallest_peaks(question):
+        base, baseline, simulated_base = baseline_peak(question, record)
+        if base:
+            points.append(Point(base / peak_of(record)[0], record, baseline, is_simulated(record) or simulated_base))
+    return Answer(points, f"peak of {question.baseline} / smallest peak of {question.method}",
+                  f"no sound cell of {question.method} has a peak beside one of {question.baseline}")
+
+
+def slowdown_percent(question: Question) -> Answer:
+    """Step time of the method / that of the baseline on the same device with enough memory - 1, at the smallest peak that the method
+    kept. Simulated only: the simulator runs the baseline whether or not it would fit."""
+    return Answer([Point(100 * (ratio - 1), record, base, True) for ratio, record, base in _time_ratios(question)],
+                  f"extra step time of {question.method} against {question.baseline} on the same device with enough memory",
+                  f"no simulated cells of {question.method} and {question.baseline} for the same step have times")
+
+
+def step_time_ratio(question: Question) -> Answer:
+    """Step time of the method / that of the baseline on the same device with enough memory. Simulated only."""
+    return Answer([Point(ratio, record, base, True) for ratio, record, base in _time_ratios(question)],
+                  f"step time of {question.method} / {question.baseline}",
+                  f"no simulated cells of {question.method} and {question.baseline} for the same step have times")
+
+
+def _time_ratios(question: Question) -> list[tuple[float, RunRecord, RunRecord]]:
+    found = [(record, question.of_baseline(record)) for record in smallest_peaks(question) if is_simulated(record)]
+    return [(record.predicted["step_seconds"] / base.predicted["step_seconds"], record, base) for record, base in found
+            if base and record.predicted.get("step_seconds") and base.predicted.get("step_seconds")]
+
+
+def peak_bytes(question: Question) -> Answer:
+    """Smallest peak that the method kept, everything that the step holds counted, in the claim's unit; GB are 10^9 bytes."""
+    per_unit = _per_unit(question, BYTES)
+    points = [Point(peak_of(r)[0] / per_unit, r, None, is_simulated(r)) for r in smallest_peaks(question)] if per_unit else []
+    return Answer(points, f"peak of {question.method}", f"no sound cell of {question.method} has a peak{_in_unit(question, per_unit)}")
+
+
+def step_time(question: Question) -> Answer:
+    """Time of a step at the smallest peak that the method kept, in the claim's unit. Simulated only: measured times belong to another
+    machine than the paper's."""
+    per_unit = _per_unit(question, SECONDS)
+    timed = [r for r in smallest_peaks(question) if is_simulated(r) and r.predicted.get("step_seconds")]
+    points = [Point(r.predicted["step_seconds"] / per_unit, r, None, True) for r in timed] if per_unit else []
+    return Answer(points, f"step time of {question.method}",
+                  f"no simulated cell of {question.method} has a step time{_in_unit(question, per_unit)}")
+
+
+def images_per_second(question: Question) -> Answer:
+    """Batch size / step time at the smallest peak that the method kept at that batch. Simulated only."""
+    points = [Point(r.config["batch_size"] / r.predicted["step_seconds"], r, None, True) for r in smallest_peaks(question)
+              if is_simulated(r) and r.predicted.get("step_seconds")]
+    return Answer(points, f"samples a second of {question.method}", f"no simulated cell of {question.method} has a step time")
+
+
+def _per_unit(question: Question, units: Mapping[str, float]) -> float | None:
+    """`GB per GPU` -> 1e9."""
+    return units.get(question.claim.unit.split(" ")[0])
+
+
+def _in_unit(question: Question, per_unit: float | None) -> str:
+    return "" if per_unit else f" in {question.claim.unit!r}"
+
+
+def speedup_on_devices(question: Question) -> Answer:
+    """Step time of one device on the whole batch / that of the workflow's number of devices on their shares, gradients exchanged.
+    Simulated only."""
+    records = [r for r in question.of_method("step") if is_sound(r) and is_simulated(r) and r.predicted.get("speedup_over_one_device")]
+    return Answer([Point(r.predicted["speedup_over_one_device"], r, None, True) for r in records],
+                  f"speed-up of {question.method} over one device", f"no cell of {question.method} was simulated on several devices")
+
+
+def max_depth_ratio(question: Question) -> Answer:
+    """Deepest network of the method / deepest network of the baseline, on the same target with the same memory and batch."""
+    answer = searched(question, "max_depth", "depth")
+    told = "; ".join(f"{p.record.search['largest']} layers against {p.baseline.search['largest']}" for p in answer.points)
+    return Answer(answer.points, f"deepest network: {told}", answer.missing)
+
+
+def searched(question: Question, kind: str, noun: str) -> Answer:
+    """Largest value that a search of the method found / that of the baseline's; no point where one of them did not come to an end."""
+    points, reasons = [], []
+    for record in question.of_method(kind):
+        baseline = question.of_baseline(record)
+        if not is_sound(record) or baseline is None:
+            continue
+        largest, base = record.search.get("largest"), baseline.search.get("largest")
+        ended = [r.config["method"] for r in (record, baseline) if r.search.get("largest") == r.search.get("high")]
+        if not largest or not base:
+            reasons.append(f"a search found no {noun} that fits")
+        elif record.search.get("memory_bytes") != baseline.search.get("memory_bytes"):
+            reasons.append("the searches had different memory")
+        elif ended:
+            reasons.append(f"the search of {join_words(ended)} ended at its own limit, so the largest {noun} is not known")
+        else:
+            points.append(Point(largest / base, record, baseline, is_simulated(record)))
+    return Answer(points, "", join_words(dict.fromkeys(reasons)) or
+                  f"no finished search for both {question.method} and {question.baseline}")
+
+
+HEADLINES = (average_memory_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes, step_time, images_per_second,
+             speedup_on_devices, max_depth_ratio)
