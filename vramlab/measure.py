@@ -111,15 +111,19 @@ class _Cell:
         proves the rule. None where the step is captured as it is. Raises NotRepetitive where the card is wrong."""
         for option, where in self.model.card.tiles.items() if self.is_simulated else ():
             steps, rest = divmod(self.config["model_options"][option] - where.start, where.step)
-            if steps < _CAPTURES or rest:
-                continue
-            values = [where.start + i * where.step for i in range(_CAPTURES)]
-            shallow = [replace(self, config={**self.config, "model_options": {**self.config["model_options"], option: v}}) for v in values]
-            first, second, third = (c.captured(c.workload(batch_size), batch_size).tape for c in shallow)
-            tiling = TapeTiling.of(first, second)
-            tiling.prove(2, third)
-            return tiling.at(steps)
+            if steps >= _CAPTURES and not rest:
+                return self.tiling(option, batch_size).at(steps)
         return None
+
+    def tiling(self, option: str, batch_size: int) -> TapeTiling:
+        """The steps at every value of an option by which blocks repeat."""
+        where = self.model.card.tiles[option]
+        values = [where.start + i * where.step for i in range(_CAPTURES)]
+        shallow = [replace(self, config={**self.config, "model_options": {**self.config["model_options"], option: v}}) for v in values]
+        first, second, third = (c.captured(c.workload(batch_size), batch_size).tape for c in shallow)
+        tiling = TapeTiling.of(first, second)
+        tiling.prove(2, third)
+        return tiling
 
     def captured_at(self, step: TrainingStep, batch_size: int) -> Captured:
         """The tape of a batch of another size."""
@@ -259,20 +263,21 @@ def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:
     return found
 
 
-def search_perturbed(spec: Spec, largest: int | None) -> dict[str, dict[str, Any]]:
-    """The largest batch where the device's link or FLOP/s are 20 % off. Only where the plain answer and the one above it do not stand is
-    the whole range searched again."""
-    found = {}
+def search_perturbed(spec: Spec, how: str, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a search (`largest_batch`, `largest_depth`) finds where the device's link or FLOP/s are 20 % off. Only where the plain answer
+    or the next above it does not stand is the whole range searched again."""
+    search, answers = {"largest_batch": largest_batch, "largest_depth": largest_depth}[how], {}
+    largest, config = found["largest"], spec["config"]
     for name in PERTURBATIONS:
         again = _under(spec, name)
         if largest is not None:
-            near = {"low": largest, "high": min(largest + 1, spec["config"]["search"]["high"])}
+            near = {"low": largest, "high": min(largest + found.get("step", 1), config["search"]["high"])}
             again = {**again, "config": {**again["config"], "search": near}}
-        answer = largest_batch(again, "")
-        if answer["largest"] != largest:
-            answer = largest_batch(_under(spec, name), "")
-        found[name] = {"largest": answer["largest"]} if answer["largest"] is not None else {"infeasible": "nothing fits"}
-    return found
+        answer = search(again, "")["largest"]
+        if answer != largest:
+            answer = search(_under(spec, name), "")["largest"]
+        answers[name] = {"infeasible": "nothing fits"} if answer is None else {"largest": answer}
+    return answers
 
 
 def _under(spec: Spec, perturbation: str) -> Spec:
@@ -618,6 +623,45 @@ def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
         "memory_bytes": profile.memory_bytes,
         "trials": trials,
         "hit_upper_end": largest == high,
+    }
+
+
+def largest_depth(spec: Spec, folder: str) -> dict[str, Any]:
+    """By simulation: the deepest network whose plan fits the device's memory, on tapes that are tiled from shallow captures. The depth is
+    the option that the model's card names under `tiles`; `low` and `high` are rounded inwards to depths that there are."""
+    cell = _Cell.of(spec)
+    profile, planner, bounds = cell.profile(), cell.planner(), cell.config["search"]
+    option, where = next(iter(cell.model.card.tiles.items()))
+    tiling, trials = cell.tiling(option, cell.config["batch_size"]), []
+    budget = Budget(device_bytes=profile.memory_bytes, wants_smallest=False)
+
+    def fits(steps: int) -> bool:
+        trial = {"depth": where.start + steps * where.step, "fits": True, "outcome": "ok"}
+        try:
+            tape = tiling.at(steps)
+            prepared = cell.prepared(tape)
+            tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, None)
+            checked = check_schedule(tape, ask(planner, tape, profile, budget, cell.config["method"]))
+        except PlanInfeasible as refusal:
+            trial |= {"fits": False, "outcome": "plan_infeasible", "peak_bytes": refusal.smallest_bytes, "step_seconds": None}
+        else:
+            metrics = simulate(checked, profile).metrics
+            trial |= {"peak_bytes": metrics.peak_bytes, "step_seconds": metrics.step_seconds}
+        print(f"{option} {trial['depth']}: {'fits' if trial['fits'] else 'does not fit'}", flush=True)
+        trials.append(trial)
+        return trial["fits"]
+
+    low, high = max(0, -((where.start - bounds["low"]) // where.step)), (bounds["high"] - where.start) // where.step
+    steps = bisect_largest(fits, low, high)
+    return {
+        "option": option,
+        "step": where.step,
+        "largest": None if steps is None else where.start + steps * where.step,
+        "low": where.start + low * where.step,
+        "high": where.start + high * where.step,
+        "memory_bytes": profile.memory_bytes,
+        "trials": trials,
+        "hit_upper_end": steps == high,
     }
 
 

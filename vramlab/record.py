@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Mapping
 
 SCHEMA_VERSION = 1
+SEARCHES = ("max_batch", "max_depth")  # kinds of cells, with the whole memory of the device as budget
 
 
 class Outcome(StrEnum):
@@ -54,7 +55,7 @@ class RunRecord:
     """One cell. Every block is JSON-able; a block that does not apply is empty."""
 
     cell_id: str  # hash of `config`
-    kind: str  # "step" (one training step, measured or simulated), "train" (many steps), "max_batch" (a search)
+    kind: str  # "step" (one training step, measured or simulated), "train" (many steps), "max_batch", "max_depth" (searches)
     workflow: Mapping[str, Any]  # name, path as given, sha256 of the file's bytes
     config: Mapping[str, Any]  # the resolved cell: model, batch_size, method, options, budget, target, seed, ...
     outcome: Outcome
@@ -67,7 +68,7 @@ class RunRecord:
     eager_peak_is_simulated: bool | None = None
     predicted: Mapping[str, Any] = field(default_factory=dict)  # Metrics.to_json() + profile: always *simulated*
     measured: Mapping[str, Any] = field(default_factory=dict)  # peak_bytes, cold_peak_bytes, step_seconds samples, ratio, ...
-    search: Mapping[str, Any] = field(default_factory=dict)  # max_batch: largest batch and the trial log
+    search: Mapping[str, Any] = field(default_factory=dict)  # of a search: what is largest and the trial log
     training: Mapping[str, Any] = field(default_factory=dict)  # train: loss, gradient norm, accuracy per step, eager's beside
     missing: Mapping[str, str] = field(default_factory=dict)  # dotted field -> why it is None
     environment: Mapping[str, Any] = field(default_factory=dict)  # software and hardware of the process that measured

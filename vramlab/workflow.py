@@ -24,7 +24,8 @@ from vramlab.workflow_layers import (
     Merged, Override, file_for, merge_experiments, names_of, own_experiments, parse_overrides, set_in_file, when_block, without,
 )
 from vramlab.workflow_schema import (
-    OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training, WorkflowFile,
+    OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, SEARCHES, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training,
+    WorkflowFile,
 )
 from vramlab.yaml_nodes import InvalidFile, Mark, Node, Problem, key_place, nearest, node_from, one_of, plain, raise_problems, read_yaml
 
@@ -110,6 +111,8 @@ def _check_experiment(merged: Merged, library: Library) -> Iterator[Problem]:
     for entry in _children(merged.node, "methods"):
         yield from _check_method(entry, merged, library)
     yield from _check_kind(merged)
+    if merged.kind == "max_depth" and model and not model.card.tiles:
+        yield Problem(merged.node.mark, f"model {model.name} has one depth: its card names no option under tiles")
     yield from _check_devices(merged)
     yield from _check_training(merged.node.get("training"))
     yield from _check_search(merged.node.get("search"))
@@ -166,20 +169,23 @@ def _check_method(entry: Node, merged: Merged, library: Library) -> Iterator[Pro
     if own_budgets is not None and not method.card.takes_budget:
         yield Problem(key_place(own_budgets), f"method {method.name!r} takes no budget; its plan does not depend on one")
     budgets = own_budgets or merged.node.get("budgets")
-    if method.card.takes_budget and budgets is None and merged.kind != "max_batch":
+    if method.card.takes_budget and budgets is None and merged.kind not in SEARCHES:
         yield Problem(name.mark, f"method {method.name!r} plans for a budget and none is given; write for example budgets: [60%]")
-    for budget in budgets.items() if budgets is not None and merged.kind == "max_batch" else []:
+    for budget in budgets.items() if budgets is not None and merged.kind in SEARCHES else []:
         if str(budget.value).strip().endswith("%"):
             yield Problem(budget.mark, f"budgets: {shown(budget.value)} is not allowed where the batch is searched, in experiment "
                                        f"{merged.name!r}; give it budgets of its own, a size or auto")
 
 
 def _check_kind(merged: Merged) -> Iterator[Problem]:
-    if merged.kind in ("step", "train") and merged.node.get("batch_sizes") is None:
+    if merged.kind != "max_batch" and merged.node.get("batch_sizes") is None:
         yield Problem(merged.node.mark, "key 'batch_sizes' is missing")
     own_batches = merged.own.get("batch_sizes")
     if merged.kind == "max_batch" and own_batches is not None:
         yield Problem(key_place(own_batches), "max_batch searches the batch size; write search: {low: ..., high: ...}")
+    for target in _children(merged.node, "targets") if merged.kind == "max_depth" else []:
+        if not str(target.value).startswith("sim:"):
+            yield Problem(target.mark, f"targets: {shown(target.value)} is not allowed for kind max_depth; allowed: sim:NAME")
     for target in _children(merged.node, "targets") if merged.kind == "train" else []:
         if str(target.value).startswith("sim:"):
             yield Problem(target.mark, f"targets: {shown(target.value)} is not allowed for kind train; a simulated device trains nothing")
@@ -345,7 +351,7 @@ class Plan:
         """Whether a cell may come to this without the run having failed."""
         if self.expected.outcomes is not None:
             return str(outcome) in self.expected.outcomes
-        return outcome in EXPECTED_OUTCOMES or (kind == "max_batch" and outcome is Outcome.OOM)
+        return outcome in EXPECTED_OUTCOMES or (kind in SEARCHES and outcome is Outcome.OOM)
 
 
 def expand(workflow: Workflow, host: Host) -> Plan:
@@ -381,6 +387,8 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
     """Why this machine cannot run an experiment's target; None when it can."""
     if experiment.skip:
         return experiment.skip
+    if not target.startswith("sim:") and experiment.kind == "max_depth":
+        return "the depth is searched on a simulated device; give it targets: [sim:NAME]"
     if target.startswith("sim:") and experiment.kind == "train":
         return "a simulated device trains nothing"
     if experiment.devices and not target.startswith("sim:"):
@@ -429,7 +437,7 @@ def _config(experiment: CompleteExperiment, model: Model, batch_size: int | None
         "measure": (experiment.measure or Measure()).model_dump(),
         "sources": {"method": method.sha256, "model": model.sha256, "harness": __version__},
     }
-    if experiment.kind == "max_batch":
+    if experiment.kind in SEARCHES:
         config["search"] = (experiment.search or Search()).model_dump()
     return config
 

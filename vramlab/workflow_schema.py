@@ -9,12 +9,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from vramlab.device import profile_names
 from vramlab.planner import parse_bytes, parse_percent
-from vramlab.record import Outcome
+from vramlab.record import SEARCHES, Outcome
 from vramlab.schema import Strict
 from vramlab.yaml_nodes import nearest, one_of
 
 PLATFORMS = ("cpu", "cuda")
-KINDS = ("step", "train", "max_batch")
+KINDS = ("step", "train", *SEARCHES)
 CLAIM_RULES = (
     "memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first", "fits",
     "average_memory_saved_percent", "memory_ratio", "slowdown_percent", "step_time_ratio", "peak_bytes", "step_time", "images_per_second",
@@ -122,7 +122,7 @@ class Measure(Strict):
 
 
 class Search(Strict):
-    """Where the largest batch is looked for."""
+    """Where the largest batch or depth is looked for."""
 
     low: Count = 1
     high: Count = 4096

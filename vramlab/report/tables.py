@@ -238,9 +238,19 @@ def _median(samples: Sequence[float] | None) -> float | None:
 
 def search_table(run: Run) -> Table:
     """Searches for the largest batch."""
-    columns = ("largest batch", "memory", "searched", "batches tried")
-    table = Table("searches", "Largest batch, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
-    for cell in _cells(run, "max_batch"):
+    return _searches(run, "max_batch", "batch", "batches")
+
+
+def depth_table(run: Run) -> Table:
+    """Searches for the deepest network."""
+    return _searches(run, "max_depth", "depth", "depths")
+
+
+def _searches(run: Run, kind: str, noun: str, nouns: str) -> Table:
+    columns = (f"largest {noun}", "memory", "searched", f"{nouns} tried")
+    groups = (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",)))
+    table = Table("searches" if kind == "max_batch" else "depths", f"Largest {noun}, simulated", groups)
+    for cell in _cells(run, kind):
         _add(table, cell, len(columns), lambda record: _search(table, record))
     return table
 

@@ -1,0 +1,201 @@
+"""Headline rules against hand-made records: each number by hand, each verdict, a negative control each; sensitivity that flips."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hand_made import MIB, make_record, measured_step, search, simulated_step
+from test_claims import as_run
+
+from vramlab.device import PERTURBATIONS, load_profile, perturbed_profile
+from vramlab.record import Outcome, Truth, Verdict
+from vramlab.report.claims import ClaimResult, PaperClaim, judge
+from vramlab.report.sensitivity import perturbed
+
+R, P, N, U = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.NOT_REPRODUCED, Verdict.NOT_TESTABLE_HERE
+
+
+def ask(rule: str, records, value, unit: str = "percent", **request) -> ClaimResult:
+    claim = PaperClaim(id="x", system="delta", metric="m", value=value, unit=unit)
+    return judge([{"id": "x", "rule": rule, "method": "delta", **request}], as_run(records), {"x": claim})[0]
+
+
+def step(method: str, *, peak=400, budget=None, config=None, measured=None, **predicted):
+    record = simulated_step(method, peak, config={"budget": budget} | (config or {}))
+    return replace(record, predicted={**record.predicted, **predicted}, measured=measured or {})
+
+
+def test_average_memory_is_weighted_by_time_and_a_reserved_footprint_is_its_own_average():
+    ours = step("delta", average_bytes=100.0 * MIB, budget="40%")
+    reserved = [step("vdnn-baseline", peak=1000, average_bytes=500.0 * MIB), ours]
+    result = ask("average_memory_saved_percent", reserved, 89, baseline="vdnn-baseline")
+    assert result.finding.obtained == "90.0 %" and result.verdict_in_words == "reproduced, by simulation"  # 1 - 100 / 1000
+    eager = ask("average_memory_saved_percent", [step("eager", peak=1000, average_bytes=500.0 * MIB), ours], 89, baseline="eager")
+    assert eager.finding.obtained == "80.0 %" and eager.finding.verdict is P  # 1 - 100 / 500: below 89 less a tenth
+
+
+@pytest.mark.parametrize("records", [
+    [step("delta", average_bytes=1.0)], [step("vdnn-baseline", peak=9), step("delta", average_bytes=None)],
+    [measured_step("vdnn-baseline", 1000), measured_step("delta", 400, budget="40%")],
+    [step("vdnn-baseline", config={"batch_size": 32}), step("delta", average_bytes=1.0)],
+])
+def test_no_average_without_both_sides_simulated(records):
+    assert ask("average_memory_saved_percent", records, 89, baseline="vdnn-baseline").finding.verdict is U
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(17, R), (16, R), (30, P), (35, N), (900, N)])
+def test_memory_ratio(peak, verdict):
+    """1000 MiB / peak against 59 x: 53.1 to 64.9 is reproduced, half of the gain over 1 x is partly."""
+    records = [step("network-wide", peak=1000), step("delta", peak=500, budget="50%"), step("delta", peak=peak, budget="40%")]
+    assert ask("memory_ratio", records, 59, "x", baseline="network-wide").finding.verdict is verdict
+
+
+def test_a_ratio_to_a_baseline_that_is_not_there_is_not_testable():
+    records = [step("eager", peak=1000), step("delta", peak=17, budget="40%")]
+    assert ask("memory_ratio", records, 59, "x", baseline="network-wide").finding.verdict is U
+    assert ask("memory_ratio", records, 59, "x").finding.obtained == "58.82 x"
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(1.18, R), (1.19, R), (1.05, P), (1.3, P), (1.4, N), (5.0, N)])
+def test_slowdown_is_against_the_device_with_enough_memory(seconds, verdict):
+    """Its own first runs (1.0 s here) are no baseline: the baseline may take faster algorithms."""
+    records = [step("vdnn-baseline", step_seconds=2.0), step("delta", step_seconds=2 * seconds, compute_seconds=1.0, budget="40%")]
+    assert ask("slowdown_percent", records, 18, baseline="vdnn-baseline").finding.verdict is verdict
+
+
+def test_step_times_need_a_simulated_pair():
+    measured = [measured_step("eager", 1000), measured_step("delta", 400, budget="40%")]
+    for rule in ("slowdown_percent", "step_time_ratio", "step_time", "images_per_second"):
+        assert ask(rule, measured, 18, "ms").finding.verdict is U
+
+
+def test_the_claims_budget_chooses_the_cell():
+    records = [step("eager", step_seconds=1.0), step("delta", peak=800, step_seconds=1.1, budget="8GB"),
+               step("delta", peak=400, step_seconds=1.5, budget="4GB")]
+    assert ask("step_time_ratio", records, 1.1, "x", budget="8GB").finding.obtained == "1.10 x"
+    assert ask("step_time_ratio", records, 1.5, "x").finding.obtained == "1.50 x"
+    assert ask("step_time_ratio", records, 1.5, "x", budget="6GB").finding.verdict is U
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(926.6, R), (1019, R), (834, R), (1020, P), (1853, P), (464, P), (1854, N), (463, N)])
+def test_a_step_time_of_a_table(ms, verdict):
+    """An amount: good neither large nor small, within a tenth, else within a factor of two."""
+    result = ask("step_time", [step("delta", step_seconds=ms / 1000, budget="8GB")], 926.6, "ms", budget="8GB")
+    assert result.finding.verdict is verdict and result.finding.obtained.endswith("ms") == (ms < 1019.27)
+
+
+@pytest.mark.parametrize(("unit", "value", "verdict"), [
+    ("GB", 0.4194304, R), ("GB per GPU", 0.42, R), ("MB", 419.4, R), ("MiB", 400, R), ("GB", 0.8, P), ("GB", 7, N), ("stone", 400, U),
+])
+def test_bytes_in_the_claims_unit(unit, value, verdict):
+    assert ask("peak_bytes", [step("delta", peak=400, budget="40%")], value, unit).finding.verdict is verdict
+
+
+def test_bytes_that_were_measured_go_before_simulated_ones():
+    both = [step("delta", peak=400, budget="40%"), measured_step("delta", 800, budget="40%")]
+    result = ask("peak_bytes", both, 400, "MiB")
+    assert result.finding.obtained.startswith("800.000 MiB") and result.verdict_in_words == "partly"
+    assert "simulated beside it: 400.000 MiB" in result.finding.explanation
+    assert ask("peak_bytes", [replace(both[1], truth=Truth.WRONG)], 800, "MiB").finding.verdict is U
+
+
+def test_images_per_second_at_a_batch():
+    records = [step("delta", config={"batch_size": n}, step_seconds=1.0) for n in (16, 32)]
+    assert ask("images_per_second", records, 32, "images/s", batch_size=32).finding.obtained == "32.0 images/s"
+    assert ask("images_per_second", records, 32, "images/s", batch_size=64).finding.verdict is U
+
+
+def test_speedup_on_devices():
+    records = [step("delta", config={"devices": n}, devices=n, speedup_over_one_device=s) for n, s in ((1, 1.0), (2, 1.84), (4, 2.2))]
+    assert ask("speedup_on_devices", records, 1.84, "x", devices=2).finding.verdict is R
+    assert ask("speedup_on_devices", records, 3.7, "x", devices=4).finding.verdict is N  # half of the gain of 2.7 is 1.35
+    assert ask("speedup_on_devices", [step("delta")], 1.84, "x").finding.verdict is U
+
+
+def depth(method: str, largest, **changes):
+    found = search(method, largest, **changes)
+    return make_record(config={**found.config, "kind": "max_depth", "batch_size": 16}, truth=Truth.NOT_RUN, search=found.search)
+
+
+def test_depths():
+    assert ask("max_depth_ratio", [depth("eager", 592), depth("delta", 1920)], 3.2432, "x").finding.verdict is R
+    found = ask("max_depth_ratio", [depth("eager", 592), depth("delta", 800)], 3.2432, "x").finding
+    assert found.verdict is N and "800 layers against 592" in found.explanation
+    assert ask("max_depth_ratio", [search("eager", 592), search("delta", 1920)], 3.2432, "x").finding.verdict is U  # of batches
+    assert ask("max_depth_ratio", [depth("eager", 592), depth("delta", 4096)], 3.2432, "x").finding.verdict is U  # ended at its limit
+
+
+def test_a_network_that_fits():
+    refused = replace(step("delta", budget="12GB"), outcome=Outcome.PLAN_INFEASIBLE, message="needs 13 GB", predicted={})
+    assert ask("fits", [step("delta", budget="12GB")], 10000, "layers").verdict_in_words == "reproduced, by simulation"
+    found = ask("fits", [refused], 10000, "layers").finding
+    assert found.verdict is N and "needs 13 GB" in found.explanation
+    assert ask("fits", [step("delta", budget="12GB"), refused], 10000, "layers").finding.verdict is P
+    assert ask("fits", [replace(refused, outcome=Outcome.CRASHED)], 10000, "layers").finding.verdict is U
+
+
+# --- sensitivity ----------------------------------------------------------------------------------------------------------
+
+
+def with_sensitivity(record, **found):
+    """All perturbations give the record's own numbers but the named ones: link_down, link_up, flops_down, flops_up."""
+    names = dict(zip(("link_down", "link_up", "flops_down", "flops_up"), PERTURBATIONS))
+    own = {key: record.predicted[key] for key in ("peak_bytes", "step_seconds")}
+    block = {name: own for name in PERTURBATIONS} | {names[key]: value for key, value in found.items()}
+    return replace(record, predicted={**record.predicted, "sensitivity": block})
+
+
+def slow(**found):
+    return [with_sensitivity(step("eager", step_seconds=1.0)), with_sensitivity(step("delta", step_seconds=1.18, budget="40%"), **found)]
+
+
+def test_a_verdict_that_holds_says_so():
+    result = ask("slowdown_percent", slow(), 18)
+    assert result.finding.verdict is R and result.sensitivity.startswith("holds at link -20 %: 18.0 %, reproduced; link +20 %")
+
+
+def test_a_verdict_that_flips_is_partly_and_names_the_perturbation():
+    result = ask("slowdown_percent", slow(link_down={"peak_bytes": 400 * MIB, "step_seconds": 1.6}), 18)
+    assert result.verdict_in_words == "partly, by simulation"
+    assert result.sensitivity.startswith("flips at link -20 % (unperturbed: reproduced)")
+    assert "60.0 % (more than claimed), not reproduced" in result.sensitivity
+
+
+def test_a_budget_that_is_out_of_reach_on_another_device_flips():
+    result = ask("slowdown_percent", slow(flops_up={"infeasible": "the budget is too small"}), 18)
+    assert result.finding.verdict is P and "flips at FLOP/s +20 %" in result.sensitivity
+
+
+def test_a_verdict_that_only_a_perturbed_device_reproduces_is_partly_too():
+    records = [with_sensitivity(step("eager", step_seconds=1.0)),
+               with_sensitivity(step("delta", step_seconds=1.9, budget="40%"), link_up={"peak_bytes": 400 * MIB, "step_seconds": 1.18})]
+    result = ask("slowdown_percent", records, 18)
+    assert result.finding.verdict is P and "flips at link +20 % (unperturbed: not reproduced)" in result.sensitivity
+
+
+def test_no_sensitivity_is_said_and_measured_verdicts_need_none():
+    plain = ask("slowdown_percent", [step("eager"), step("delta", budget="40%")], 18)
+    assert "not computed: the workflow does not ask" in plain.sensitivity
+    told = replace(step("delta", budget="40%"), missing={"sensitivity": "timeout: 600 s"})
+    assert ask("slowdown_percent", [step("eager"), told], 18).sensitivity == "not computed: timeout: 600 s"
+    measured = [measured_step("eager", 1000), measured_step("delta", 400, budget="40%")]
+    assert ask("memory_saved_percent", measured, [40, 70]).sensitivity == ""
+
+
+def test_a_search_under_perturbation():
+    found = search("delta", 408)
+    block = {name: {"largest": 408} for name in PERTURBATIONS} | {"link -20 %": {"largest": 230}}
+    found = replace(found, search={**found.search, "sensitivity": block})
+    eager = search("eager", 200)
+    eager = replace(eager, search={**eager.search, "sensitivity": {name: {"largest": 200} for name in PERTURBATIONS}})
+    assert "flips at link -20 %" in ask("max_batch_ratio", [eager, found], 2.04, "x").sensitivity
+    assert perturbed(found, "link +20 %").search["largest"] == 408
+
+
+def test_perturbed_profiles_change_what_their_name_says():
+    plain = load_profile("v100-16gb")
+    down, fast = perturbed_profile(plain, "link -20 %"), perturbed_profile(plain, "FLOP/s +20 %")
+    assert down.copy_seconds(10**9, to_host=True) == pytest.approx(plain.copy_latency_seconds + 1e9 / (0.8 * plain.d2h_bytes_per_second))
+    assert (down.flops_per_second, down.memory_bytes) == (plain.flops_per_second, plain.memory_bytes)
+    assert fast.flops_per_second == pytest.approx(1.2 * plain.flops_per_second) and fast.h2d_bytes_per_second == plain.h2d_bytes_per_second
