@@ -44,6 +44,35 @@ def test_no_average_without_both_sides_simulated(records):
     assert ask("average_memory_saved_percent", records, 89, baseline="vdnn-baseline").finding.verdict is U
 
 
+def test_average_of_maps_leaves_the_state_out_on_both_sides():
+    """Ours: 300 - 200 = 100 MiB; the reserved footprint: 1000 - 500 = 500 MiB."""
+    roles = {"parameter": 200 * MIB, "buffer": 0, "gradient": 200 * MIB, "optimizer_state": 100 * MIB}
+    base = step("vdnn-baseline", peak=1000)
+    base = replace(base, provenance={**base.provenance, "bytes_by_role": roles})
+    ours = step("delta", average_bytes=300.0 * MIB, average_state_bytes=200.0 * MIB, budget="40%")
+    assert ask("average_maps_saved_percent", [base, ours], 80, baseline="vdnn-baseline").finding.obtained == "80.0 %"
+    bare = replace(base, provenance={})
+    assert ask("average_maps_saved_percent", [bare, ours], 80, baseline="vdnn-baseline").finding.verdict is U
+
+
+def test_a_refused_budget_is_no_reproduction():
+    refused = replace(step("delta", budget="12GB"), outcome=Outcome.PLAN_INFEASIBLE, message="needs 15 GB", predicted={})
+    found = ask("slowdown_percent", [step("eager"), refused], 18).finding
+    assert found.verdict is N and found.explanation == "needs 15 GB" and found.obtained == "refused"
+
+
+@pytest.mark.parametrize(("won", "verdict"), [(10, R), (8, R), (7, P), (5, P), (4, N), (0, N)])
+def test_the_fastest_of_all_methods(won, verdict):
+    budgets = [f"{p}%" for p in range(50, 60)]
+    others = [step(m, step_seconds=s, budget=b) for b in budgets for m, s in (("a", 1.5), ("b", 1.2))]
+    ours = [step("delta", step_seconds=1.2 if i < won else 1.21, budget=b) for i, b in enumerate(budgets)]
+    result = ask("fastest_of_all", others + ours, "better", "text", tolerance=0.2)
+    assert result.finding.verdict is verdict and result.finding.obtained == f"fastest in {won} of 10 cells"
+    refused = [replace(r, outcome=Outcome.PLAN_INFEASIBLE, predicted={}) for r in ours]
+    assert ask("fastest_of_all", others + refused, "better", "text", tolerance=0.2).finding.verdict is N
+    assert ask("fastest_of_all", ours, "better", "text").finding.verdict is U
+
+
 @pytest.mark.parametrize(("peak", "verdict"), [(17, R), (16, R), (30, P), (35, N), (900, N)])
 def test_memory_ratio(peak, verdict):
     """1000 MiB / peak against 59 x: 53.1 to 64.9 is reproduced, half of the gain over 1 x is partly."""

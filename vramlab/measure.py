@@ -36,11 +36,12 @@ from vramlab.parallel import share_of, simulate_parallel
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_tape
 from vramlab.record import Truth
-from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
+from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.split import split_like
 from vramlab.tape import Role, Tape
 from vramlab.tile import TapeTiling
+from vramlab.trace import Trace
 from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
@@ -243,11 +244,31 @@ def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingS
 
 
 def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, Any]:
-    metrics = simulate(checked, profile).metrics
+    trace = simulate(checked, profile)
+    metrics = trace.metrics
     at_peak = checked.schedule.instructions[metrics.peak_instruction]
     op = getattr(at_peak, "op", None)
-    found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op)}
+    found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op),
+                               "average_state_bytes": average_state_bytes(checked, trace)}
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
+
+
+def average_state_bytes(checked: CheckedSchedule, trace: Trace) -> float | None:
+    """Bytes of parameters, buffers, optimizer state and, from when each is there, gradients, averaged over the step: the part of
+    `average_bytes` that papers on feature maps leave out. None of a step that takes no time. State that leaves meanwhile counts on."""
+    step, made = trace.metrics.step_seconds, {}
+    if step <= 0:
+        return None
+    for index, instruction in enumerate(checked.schedule.instructions):
+        if isinstance(instruction, Compute):
+            made.setdefault(instruction.op, trace.end_seconds[index])
+    held = 0.0
+    for storage in checked.tape.storages:
+        if storage.role in (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE):
+            held += storage.nbytes
+        elif storage.role is Role.GRADIENT:
+            held += storage.nbytes * (1 - made.get(checked.tape.producer[storage.id], 0.0) / step)
+    return held
 
 
 def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:

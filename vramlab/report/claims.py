@@ -169,14 +169,14 @@ class Question:
 
     def __init__(self, request: Mapping[str, Any], claim: PaperClaim, tolerance: float, records: Sequence[RunRecord],
                  label: Callable[[RunRecord], str]) -> None:
-        self.claim, self.tolerance, self._records, self._label = claim, tolerance, records, label
+        self.claim, self.tolerance, self.records, self.label = claim, tolerance, records, label
         self._only = {key: request[key] for key in ("budget", "batch_size", "devices") if request.get(key) is not None}
         self.baseline = str(request.get("baseline") or "eager")
         self.method = request.get("method") or self._find_method()
 
     def _find_method(self) -> str | None:
         """The method with the system's name, else the only one that is no reference."""
-        methods = {self._label(r) for r in self._records} - {self.baseline}
+        methods = {self.label(r) for r in self.records} - {self.baseline}
         if (named := self.claim.system.lower()) in methods:
             return named
         candidates = methods - set(REFERENCE_METHODS)
@@ -192,7 +192,7 @@ class Question:
         return found[0] if found else None
 
     def _of(self, method: str | None, kind: str) -> list[RunRecord]:
-        return [r for r in self._records if r.kind == kind and self._label(r) == method]
+        return [r for r in self.records if r.kind == kind and self.label(r) == method]
 
     def grade(self, obtained: float, rule: str) -> Verdict:
         """The verdict of a rule on a number."""
@@ -388,17 +388,40 @@ def fits(question: Question) -> Finding:
                    explanation="; ".join([*told, *(r.message for r in refused)]))
 
 
+def fastest_of_all(question: Question) -> Finding:
+    """Share of steps and budgets at which no other planner of the experiment has a faster step; `tolerance` is the share that may be
+    lost. A refusal counts as lost where another method has a plan, and so does a cell without a record."""
+    cells: dict[tuple, dict[str, RunRecord]] = {}
+    for r in question.records:
+        if r.kind == "step" and is_simulated(r) and r.config.get("budget") is not None:
+            cells.setdefault((comparison_key(r), r.config["budget"]), {})[question.label(r)] = r
+    compared = [by for by in cells.values() if any(is_sound(r) for name, r in by.items() if name != question.method)]
+    if not compared:
+        return _untestable("no other method has a plan under a budget")
+    ours = [by.get(question.method) for by in compared]
+    best = [min(r.predicted["step_seconds"] for name, r in by.items() if name != question.method and is_sound(r)) for by in compared]
+    won = sum(r is not None and is_sound(r) and r.predicted["step_seconds"] <= least for r, least in zip(ours, best))
+    share = won / len(compared)
+    verdict = (Verdict.REPRODUCED if share >= 1 - question.tolerance else Verdict.PARTLY if share >= PARTLY_SHARE
+               else Verdict.NOT_REPRODUCED)
+    return Finding(verdict=verdict, obtained=f"fastest in {won} of {len(compared)} cells", is_simulated=True, baseline="every other method",
+                   explanation="step times at the same step and budget", evidence=tuple(r for r in ours if r))
+
+
 def _graded(points_of: Callable[[Question], Answer]) -> Callable[[Question], Finding]:
-    """A rule that grades the points of a headline."""
+    """A rule that grades the points of a headline. A method that refuses the budget of the claim does not reproduce it."""
     @wraps(points_of)
     def rule(question: Question) -> Finding:
         answer = points_of(question)
+        if not answer.points and (refused := [r for r in question.of_method("step") if r.outcome is Outcome.PLAN_INFEASIBLE]):
+            return Finding(verdict=Verdict.NOT_REPRODUCED, obtained="refused", is_simulated=all(map(is_simulated, refused)),
+                           baseline=question.baseline, explanation=refused[0].message, evidence=tuple(refused))
         return _grade_points(question, answer.points, points_of.__name__, what=answer.what, missing=answer.missing)
     return rule
 
 
 RULES: dict[str, Callable[[Question], Finding]] = {
-    rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first, fits,
+    rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first, fits, fastest_of_all,
                                      *map(_graded, HEADLINES))
 }
 
@@ -409,6 +432,8 @@ def expectation(rule: str, claim: PaperClaim, tolerance: float) -> str:
         return "loss, gradient norm and accuracy equal eager's at every step"
     if rule == "swap_not_first":
         return f"recomputing is cheaper for more than {100 * tolerance:g} % of storages"
+    if rule == "fastest_of_all":
+        return f"the fastest step in at least {100 * (1 - tolerance):g} % of cells"
     if rule == "fits":
         return "a plan within the budget"
     if rule not in SCALES or claim.bounds is None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # The footprint of these is reserved for the whole step: its average is its peak, whatever of it is in use.
 RESERVED_FOR_THE_STEP = ("network-wide", "vdnn-baseline")
+STATE = ("parameter", "buffer", "gradient", "optimizer_state")
 BYTES = {"bytes": 1.0, "MB": 1e6, "MiB": 2.0**20, "GB": 1e9, "GiB": 2.0**30}
 SECONDS = {"ms": 1e-3, "s": 1.0}
 
@@ -36,7 +37,8 @@ PERCENT, COST, AMOUNT = Scale(unit="%"), Scale(unit="%", kind="cost"), Scale(kin
 RATIO = Scale(unit="x", decimals=2, no_effect=1.0)
 SCALES: Mapping[str, Scale] = {
     "memory_saved_percent": Scale(unit="%", is_floor=True), "max_batch_ratio": RATIO, "overhead_percent": COST,
-    "average_memory_saved_percent": PERCENT, "memory_ratio": RATIO, "slowdown_percent": COST,
+    "average_memory_saved_percent": PERCENT,
+    "average_maps_saved_percent": PERCENT, "memory_ratio": RATIO, "slowdown_percent": COST,
     "step_time_ratio": Scale(unit="x", decimals=2, no_effect=1.0, kind="cost"), "max_depth_ratio": RATIO, "speedup_on_devices": RATIO,
     "peak_bytes": Scale(kind="amount", decimals=3), "step_time": AMOUNT, "images_per_second": AMOUNT,
 }
@@ -64,8 +66,36 @@ def average_memory_saved_percent(question: Question) -> Answer:
 
 
 def _average(baseline: RunRecord) -> float | None:
-    reserved = baseline.config.get("method") in RESERVED_FOR_THE_STEP
-    return baseline.predicted.get("peak_bytes" if reserved else "average_bytes")
+    return baseline.predicted.get("peak_bytes" if _is_reserved(baseline) else "average_bytes")
+
+
+def average_maps_saved_percent(question: Question) -> Answer:
+    """As average_memory_saved_percent, with parameters, buffers, gradients of parameters and optimizer state left out on both sides:
+    what remains is what a method that moves feature maps manages. Simulated only."""
+    points = []
+    for record in smallest_peaks(question):
+        base = question.of_baseline(record)
+        if not is_simulated(record) or base is None:
+            continue
+        ours, theirs = _without_state(record, is_reserved=False), _without_state(base, is_reserved=_is_reserved(base))
+        if ours is not None and theirs:
+            points.append(Point(100 * (1 - ours / theirs), record, base, True))
+    return Answer(points, f"bytes held by {question.method} beside the network's state, averaged over the step, against {question.baseline}",
+                  f"no simulated cell of {question.method} has an average beside one of {question.baseline}")
+
+
+def _without_state(record: RunRecord, *, is_reserved: bool) -> float | None:
+    """Average bytes beside the state; of a footprint reserved for the step, all of it less all state."""
+    predicted, roles = record.predicted, record.provenance.get("bytes_by_role") or {}
+    if is_reserved:
+        return predicted["peak_bytes"] - sum(roles[role] for role in STATE) if set(STATE) <= set(roles) else None
+    if predicted.get("average_bytes") is None or predicted.get("average_state_bytes") is None:
+        return None
+    return predicted["average_bytes"] - predicted["average_state_bytes"]
+
+
+def _is_reserved(baseline: RunRecord) -> bool:
+    return baseline.config.get("method") in RESERVED_FOR_THE_STEP
 
 
 def memory_ratio(question: Question) -> Answer:
@@ -170,5 +200,5 @@ def searched(question: Question, kind: str, noun: str) -> Answer:
                   f"no finished search for both {question.method} and {question.baseline}")
 
 
-HEADLINES = (average_memory_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes, step_time, images_per_second,
-             speedup_on_devices, max_depth_ratio)
+HEADLINES = (average_memory_saved_percent, average_maps_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes,
+             step_time, images_per_second, speedup_on_devices, max_depth_ratio)
