@@ -12,6 +12,8 @@ from vramlab.device import PERTURBATIONS, load_profile, perturbed_profile
 from vramlab.record import Outcome, Truth, Verdict
 from vramlab.report.claims import ClaimResult, PaperClaim, judge
 from vramlab.report.sensitivity import perturbed
+from vramlab.report.tables import methods_table
+from vramlab.report.words import DASH
 
 R, P, N, U = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.NOT_REPRODUCED, Verdict.NOT_TESTABLE_HERE
 
@@ -162,6 +164,16 @@ def test_a_network_that_fits():
     assert found.verdict is N and "needs 13 GB" in found.explanation
     assert ask("fits", [step("delta", budget="12GB"), refused], 10000, "layers").finding.verdict is P
     assert ask("fits", [replace(refused, outcome=Outcome.CRASHED)], 10000, "layers").finding.verdict is U
+
+
+def test_a_table_of_methods_and_networks():
+    records = [step(m, step_seconds=s, compute_seconds=1.0, budget="40%", config={"model": n})
+               for m, s in (("delta", 1.5), ("dtr", 2.0)) for n in ("resnet50", "vgg16")]
+    records[3] = replace(records[3], outcome=Outcome.PLAN_INFEASIBLE, message="too small", predicted={})
+    table = methods_table(as_run(records))
+    assert [[v.text for v in row.values] for row in table.rows] == [
+        ["v100-32gb", "delta", "40 %", "1.50", "1.50"], ["v100-32gb", "dtr", "40 %", "2.00", DASH]]
+    assert "plan infeasible" in table.notes[0] and not methods_table(as_run(records[::2])).rows  # one network is no comparison
 
 
 # --- sensitivity ----------------------------------------------------------------------------------------------------------

@@ -421,8 +421,8 @@ def _graded(points_of: Callable[[Question], Answer]) -> Callable[[Question], Fin
 
 
 RULES: dict[str, Callable[[Question], Finding]] = {
-    rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first, fits, fastest_of_all,
-                                     *map(_graded, HEADLINES))
+    rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first, fits,
+                                     fastest_of_all, *map(_graded, HEADLINES))
 }
 
 

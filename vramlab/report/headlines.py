@@ -80,7 +80,7 @@ def average_maps_saved_percent(question: Question) -> Answer:
         ours, theirs = _without_state(record, is_reserved=False), _without_state(base, is_reserved=_is_reserved(base))
         if ours is not None and theirs:
             points.append(Point(100 * (1 - ours / theirs), record, base, True))
-    return Answer(points, f"bytes held by {question.method} beside the network's state, averaged over the step, against {question.baseline}",
+    return Answer(points, f"bytes of {question.method} beside the network's state, averaged over the step, against {question.baseline}",
                   f"no simulated cell of {question.method} has an average beside one of {question.baseline}")
 
 

@@ -236,6 +236,30 @@ def _median(samples: Sequence[float] | None) -> float | None:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def methods_table(run: Run) -> Table:
+    """Simulated step times of every method on every network at every budget, where a run has several of both."""
+    cells = [c for c in _cells(run, "step", simulated=True) if c.record]
+    models = tuple(dict.fromkeys(str(c.config.get("model")) for c in cells))
+    table = Table("methods", "Methods on networks, simulated: step time / step time without a method",
+                  (("", ("on", "method", "budget")), ("simulated", models)))
+    if len(models) < 2:
+        return table
+    rows: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for cell in cells:
+        key = str(cell.config["target"]).removeprefix("sim:"), cell.label or DASH, budget_in_words(cell.config)
+        rows.setdefault(key, {})[str(cell.config["model"])] = cell
+    for key, found in rows.items():
+        values = [_time_of(table, found[m]) if m in found else table.dash("no such cell") for m in models]
+        table.rows.append(Row(values=(*map(word, key), *values)))
+    return table
+
+
+def _time_of(table: Table, cell: Cell) -> Value:
+    """Time / no method, with the record behind it; a dash with what the cell ended as."""
+    value = _simulated_time(Numbers(table, cell.record), cell.record)[1]
+    return Value(text=value.text, note=value.note, href=cell.path if value.note is None else "", exact=value.exact)
+
+
 def search_table(run: Run) -> Table:
     """Searches for the largest batch."""
     return _searches(run, "max_batch", "batch", "batches")
