@@ -177,7 +177,7 @@ measure:
         f"{f}:9:48: autocast: 'bf16' is not allowed; allowed: bfloat16, float16; did you mean 'bfloat16'?",
         f"{f}:11:3: unknown key 'gpu'; allowed: cpu, cuda; did you mean 'cpu'?",
         f"{f}:14:12: experiment 's' stands here a second time; first at line 13",
-        f"{f}:14:21: kind: 'trian' is not allowed; allowed: step, train, max_batch; did you mean 'train'?",
+        f"{f}:14:21: kind: 'trian' is not allowed; allowed: step, train, max_batch, max_depth; did you mean 'train'?",
         f"{f}:14:34: data: 'digit' is not allowed; allowed: synthetic, digits, imagefolder:PATH; did you mean 'digits'?",
         f"{f}:15:32: max_batch searches the batch size; write search: {{low: ..., high: ...}}",
         f"{f}:16:30: there is no experiment 'n'; there are s, m",
