@@ -126,8 +126,8 @@ def test_bytes_in_the_claims_unit(unit, value, verdict):
 def test_bytes_that_were_measured_go_before_simulated_ones():
     both = [step("delta", peak=400, budget="40%"), measured_step("delta", 800, budget="40%")]
     result = ask("peak_bytes", both, 400, "MiB")
-    assert result.finding.obtained.startswith("800.000 MiB") and result.verdict_in_words == "partly"
-    assert "simulated beside it: 400.000 MiB" in result.finding.explanation
+    assert result.finding.obtained.startswith("800.0 MiB") and result.verdict_in_words == "partly"
+    assert "simulated beside it: 400.0 MiB" in result.finding.explanation
     assert ask("peak_bytes", [replace(both[1], truth=Truth.WRONG)], 800, "MiB").finding.verdict is U
 
 

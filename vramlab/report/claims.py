@@ -248,7 +248,8 @@ def _grade_points(question: Question, points: Sequence[Point], rule: str, *, wha
 
 def _unit_of(rule: str, claim: PaperClaim) -> tuple[str, int]:
     """(unit, decimals) in which a rule's number is told."""
-    return SCALES[rule].unit or claim.unit, SCALES[rule].decimals
+    unit = SCALES[rule].unit or claim.unit
+    return unit, 3 if unit.split(" ")[0] in ("GB", "GiB", "s") else SCALES[rule].decimals
 
 
 def _also_simulated(measured: Sequence[Point], points: Sequence[Point], unit: str, decimals: int) -> str:

@@ -40,7 +40,7 @@ SCALES: Mapping[str, Scale] = {
     "average_memory_saved_percent": PERCENT,
     "average_maps_saved_percent": PERCENT, "memory_ratio": RATIO, "slowdown_percent": COST,
     "step_time_ratio": Scale(unit="x", decimals=2, no_effect=1.0, kind="cost"), "max_depth_ratio": RATIO, "speedup_on_devices": RATIO,
-    "peak_bytes": Scale(kind="amount", decimals=3), "step_time": AMOUNT, "images_per_second": AMOUNT,
+    "peak_bytes": AMOUNT, "step_time": AMOUNT, "images_per_second": AMOUNT,
 }
 
 
