@@ -38,7 +38,8 @@ RATIO = Scale(unit="x", decimals=2, no_effect=1.0)
 SCALES: Mapping[str, Scale] = {
     "memory_saved_percent": Scale(unit="%", is_floor=True), "max_batch_ratio": RATIO, "overhead_percent": COST,
     "average_memory_saved_percent": PERCENT,
-    "average_maps_saved_percent": PERCENT, "memory_ratio": RATIO, "slowdown_percent": COST,
+    "average_maps_saved_percent": PERCENT,
+    "memory_ratio": Scale(unit="x", decimals=2, no_effect=1.0, is_floor=True), "slowdown_percent": COST,
     "step_time_ratio": Scale(unit="x", decimals=2, no_effect=1.0, kind="cost"), "max_depth_ratio": RATIO, "speedup_on_devices": RATIO,
     "peak_bytes": AMOUNT, "step_time": AMOUNT, "images_per_second": AMOUNT,
 }
