@@ -11,7 +11,7 @@ import pytest
 
 from vramlab.cell import run_cell
 from vramlab.collection import Library, built_in_collection
-from vramlab.device import load_profile
+from vramlab.device import PERTURBATIONS, load_profile
 from vramlab.measure import bisect_largest
 from vramlab.record import Outcome, RunRecord, Truth, hash_config
 from vramlab.schedule import Schedule
@@ -146,6 +146,28 @@ def test_training_under_a_plan_equals_eager_at_every_step(tmp_path):
     assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
     assert record.training["loss"] == record.training["eager_loss"] and len(record.training["loss"]) == 6
     assert [step for step, _ in record.training["accuracy"]] == [3, 6]
+
+
+def test_a_simulated_cell_on_devices_that_are_20_percent_off(tmp_path):
+    """Recomputing alone does not see the link; with more FLOP/s no step is slower."""
+    record = run(tmp_path, methods=["checkpoint"], budgets=["80%"], targets=["sim:k40c"], measure={**SMALL["measure"], "sensitivity": True})
+    found, own = record.predicted["sensitivity"], record.predicted
+    assert set(found) == set(PERTURBATIONS)
+    assert found["link -20 %"]["step_seconds"] == found["link +20 %"]["step_seconds"] == own["step_seconds"]
+    assert found["FLOP/s +20 %"]["step_seconds"] <= own["step_seconds"] <= found["FLOP/s -20 %"]["step_seconds"]
+    assert 0 < own["average_state_bytes"] < own["average_bytes"] <= own["peak_bytes"]
+    plain = run(tmp_path, methods=["checkpoint"], budgets=["80%"], targets=["sim:k40c"])
+    assert "sensitivity" not in plain.predicted and plain.cell_id != record.cell_id
+
+
+def test_the_deepest_simulated_network_is_at_the_edge(tmp_path):
+    record = run(tmp_path, model={"name": "resnet1202", "image_size": 32}, methods=["eager"], targets=["sim:k40c"],
+                 experiments=[{"name": "d", "kind": "max_depth", "batch_sizes": [1024], "search": {"low": 40, "high": 400}}])
+    assert record.outcome is Outcome.OK, record.message
+    trials, search = {t["depth"]: t for t in record.search["trials"]}, record.search
+    assert (search["option"], search["step"], search["low"], search["high"]) == ("depth", 6, 44, 398)
+    assert trials[search["largest"]]["fits"] and not trials[search["largest"] + 6]["fits"]
+    assert trials[search["largest"]]["peak_bytes"] <= load_profile("k40c").memory_bytes < trials[search["largest"] + 6]["peak_bytes"]
 
 
 def test_the_largest_simulated_batch_is_at_the_edge(tmp_path):
