@@ -164,6 +164,8 @@ _KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch, "
 def _plan(draft: _Draft, eager_peak_bytes: int | None) -> None:
     draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, seconds=draft.config["measure"]["plan_timeout_seconds"])
     if "infeasible" in draft.facts:
+        if draft.is_simulated:
+            _perturb(draft, "plan_perturbed")
         draft.end(Outcome.PLAN_INFEASIBLE, "budget", draft.facts["infeasible"]["message"])
 
 
