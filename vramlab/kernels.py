@@ -194,7 +194,7 @@ def _is_int64(value: Any) -> bool:
         return False
 
 
-def _compiled(function: Callable) -> Callable:
+def compiled(function: Callable) -> Callable:
     """Compile on the first call; keep the machine code on disk where numba finds a folder that it may write."""
     try:
         return numba.njit(cache=True)(function)
@@ -202,7 +202,7 @@ def _compiled(function: Callable) -> Callable:
         return numba.njit(function)
 
 
-@_compiled
+@compiled
 def _refuse(state, reason, storage, use, found, needed):
     """Note why the walk stops; the walk itself adds the instruction and the op."""
     fault = state.fault
@@ -210,7 +210,7 @@ def _refuse(state, reason, storage, use, found, needed):
     return False
 
 
-@_compiled
+@compiled
 def _apply(table, use, s, nbytes, state):
     """One use of one storage, by the table."""
     now = state.residency[s]
@@ -223,7 +223,7 @@ def _apply(table, use, s, nbytes, state):
     return True
 
 
-@_compiled
+@compiled
 def _index_of_variant(tape, op, variant):
     """Where the op's variant of this number stands, NONE when it has no such."""
     for k in range(tape.first_variant[op], tape.first_variant[op + 1]):
@@ -232,7 +232,7 @@ def _index_of_variant(tape, op, variant):
     return NONE
 
 
-@_compiled
+@compiled
 def _may_run(tape, op, is_first, reuse, variant, state):
     """What must hold before an op runs, its inputs and outputs apart."""
     if variant != NONE and _index_of_variant(tape, op, variant) == NONE:
@@ -254,7 +254,7 @@ def _may_run(tape, op, is_first, reuse, variant, state):
     return True
 
 
-@_compiled
+@compiled
 def _compute(table, tape, op, state):
     """The first run of an op."""
     for k in range(tape.first_use[op], tape.first_use[op + 1]):
@@ -271,7 +271,7 @@ def _compute(table, tape, op, state):
     return True
 
 
-@_compiled
+@compiled
 def _recompute(table, tape, op, state):
     """A further run of an op: state is left alone. Returns the bytes of duplicates, REFUSED when it is refused."""
     duplicates, missing = 0, 0
@@ -296,7 +296,7 @@ def _recompute(table, tape, op, state):
     return duplicates
 
 
-@_compiled
+@compiled
 def _run(table, tape, op, is_first, reuse, variant, state):
     """One run of an op. Returns the bytes inside it beyond what it creates, REFUSED when it is refused."""
     if not _may_run(tape, op, is_first, reuse, variant, state):
@@ -313,7 +313,7 @@ def _run(table, tape, op, is_first, reuse, variant, state):
     return duplicates + tape.variant_workspace_bytes[_index_of_variant(tape, op, variant)]
 
 
-@_compiled
+@compiled
 def _end(table, tape, state):
     """What must hold after the last instruction."""
     for op in range(len(state.is_computed)):
@@ -326,7 +326,7 @@ def _end(table, tape, state):
     return True
 
 
-@_compiled
+@compiled
 def _start(tape):
     """What a walk begins with."""
     residency = np.where(tape.at_start, RESIDENT, ABSENT)
@@ -336,7 +336,7 @@ def _start(tape):
     return State(residency, np.zeros(len(residency), np.int64), np.zeros(len(tape.seconds), np.bool_), held, fault)
 
 
-@_compiled
+@compiled
 def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_peak_bytes, host_bytes):
     """Run a schedule over a tape by the table, filling the three arrays. Returns the fields of a `Fault`."""
     state = _start(tape)
@@ -367,7 +367,7 @@ def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_pe
     return fault
 
 
-@_compiled
+@compiled
 def fill_variant_seconds(tape, schedule, seconds):
     """Write the seconds of the runs that name a variant."""
     for i in range(len(schedule.code)):
@@ -375,7 +375,7 @@ def fill_variant_seconds(tape, schedule, seconds):
             seconds[i] = tape.variant_seconds[_index_of_variant(tape, schedule.operand[i], schedule.variant[i])]
 
 
-@_compiled
+@compiled
 def run_clock(schedule, duration, storages, is_full_duplex, start_seconds, end_seconds):
     """Fill the start and end of each instruction; `duration` [instructions] is that of its op or copy. Returns step and stall seconds."""
     clock, d2h_free, h2d_free, stall = 0.0, 0.0, 0.0, 0.0

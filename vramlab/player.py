@@ -61,6 +61,8 @@ class StepFacts:
                 self.last_use[s.id] = self.end
         self.recomputable_until = self._recomputable_until(tape)
         self.there_from = np.array([-1 if p is None else p for p in tape.producer], np.int64)  # per storage: the op that creates it
+        until = [-1 if p is None else self.recomputable_until[p] for p in tape.producer]
+        self.can_return_until = np.array(until, np.int64)  # per storage: the last op before which it may be computed again; -1 for never
         self.inner_bytes = self._inner_bytes(tape)
 
     @classmethod
@@ -150,6 +152,11 @@ class Player:
         """If it is dropped now: can it be computed again by the time the tape needs it, whatever else is dropped until then?"""
         made_by = self.tape.producer[storage]
         return made_by is not None and made_by < self.next_op and self.facts.recomputable_until[made_by] >= self.next_need[storage]
+
+    def recomputable(self, storages: np.ndarray) -> np.ndarray:
+        """`can_recompute` of each."""
+        made_by = self.facts.there_from[storages]
+        return (made_by >= 0) & (made_by < self.next_op) & (self.facts.can_return_until[storages] >= self.next_need[storages])
 
     def can_offload(self, storage: int) -> bool:
         """Is there a host copy, or host memory for one?"""

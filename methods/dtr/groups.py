@@ -12,6 +12,7 @@ class Groups:
 
     def __init__(self, rollout: Rollout) -> None:
         self.evicted = Evicted(rollout)
+        self._op_seconds = [op.seconds for op in rollout.tape.ops]
         self._parent: list[int] = []  # per member
         self._seconds: list[float] = []  # per root: the sum over its group
         self._member: dict[int, int] = {}  # evicted op -> its member
@@ -30,11 +31,11 @@ class Groups:
         neighbours = evicted.parents(op) + evicted.children_by(storage)
         roots = {self._root(self._member[n]) for n in neighbours}
         is_inside = op in self._member and self._root(self._member[op]) in roots  # another output of it is absent: counted there
-        return (0.0 if is_inside else evicted.seconds[op]) + sum(self._seconds[root] for root in sorted(roots))
+        return (0.0 if is_inside else self._op_seconds[op]) + sum(self._seconds[root] for root in sorted(roots))
 
     def _leave(self, op: int) -> None:
         if op in self._member and not self.evicted.is_evicted(op):
-            self._seconds[self._root(self._member.pop(op))] -= self.evicted.seconds[op]
+            self._seconds[self._root(self._member.pop(op))] -= self._op_seconds[op]
 
     def _join(self, storage: int) -> None:
         op = self.evicted.producer[storage]
@@ -48,7 +49,7 @@ class Groups:
         if op not in self._member:
             self._member[op] = len(self._parent)
             self._parent.append(len(self._parent))
-            self._seconds.append(self.evicted.seconds[op])
+            self._seconds.append(self._op_seconds[op])
 
     def _root(self, member: int) -> int:
         while self._parent[member] != member:

@@ -9,8 +9,6 @@ e* of a storage: the evicted ops that have to run again before it can be compute
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from itertools import chain
 from random import Random
 
 import numpy as np
@@ -66,17 +64,13 @@ class ByCost(Heuristic):
 
     has_size = has_staleness = True
 
+    def __init__(self, rollout: Rollout) -> None:
+        self.own = np.array([op.seconds for op in rollout.tape.ops])  # per op: what counts without any neighbour, c0
+
     def choose(self, candidates: np.ndarray, rollout: Rollout) -> int:
         self.look(rollout)
         weight = self._weight(candidates, rollout)
-        bound = self.least_costs(candidates, rollout) / weight
-        best = (float("inf"), -1)
-        for k in np.lexsort((candidates, bound)):
-            s = int(candidates[k])
-            if best <= (bound[k], s):
-                break
-            best = min(best, (self.cost(s, best[0] * weight[k]) / weight[k], s))
-        return best[1]
+        return self.least(candidates, weight, self.own[rollout.facts.there_from[candidates]] / weight)
 
     def _weight(self, candidates: np.ndarray, rollout: Rollout) -> np.ndarray:
         size = rollout.nbytes[candidates].astype(np.float64) if self.has_size else np.ones(len(candidates))
@@ -85,53 +79,42 @@ class ByCost(Heuristic):
     def look(self, rollout: Rollout) -> None:
         """Note what was evicted and recomputed since the last choice."""
 
-    def least_costs(self, candidates: np.ndarray, rollout: Rollout) -> np.ndarray:
-        """Lower bounds of the costs: c0."""
-        return np.array([rollout.tape.ops[rollout.tape.producer[s]].seconds for s in candidates.tolist()])
-
     @abstractmethod
-    def cost(self, storage: int, limit: float) -> float:
-        """What it costs to lose this storage; any number above the limit where it is above that."""
+    def least(self, candidates: np.ndarray, weight: np.ndarray, bound: np.ndarray) -> int:
+        """The candidate of least cost / weight; `bound` is that quotient without any neighbour."""
 
 
 class Local(ByCost):
     """h_local: the producing op's own time."""
 
-    def __init__(self, rollout: Rollout) -> None:
-        self.ops, self.producer = rollout.tape.ops, rollout.tape.producer
-
-    def cost(self, storage: int, limit: float) -> float:
-        return self.ops[self.producer[storage]].seconds
+    def least(self, candidates: np.ndarray, weight: np.ndarray, bound: np.ndarray) -> int:
+        return int(candidates[np.argmin(bound)])
 
 
 class Regional(ByCost):
-    """Costs over regions of evicted ops."""
+    """Costs over regions of evicted ops: what each of them adds to what the storage's own producer counts."""
+
+    is_both_ways = True  # ops that wait for the storage count too, not only those that it waits for
 
     def __init__(self, rollout: Rollout) -> None:
-        self.evicted = Evicted(rollout)
+        super().__init__(rollout)
+        from . import regions
+
+        self.regions, self.links, self.evicted = regions, regions.links_of(rollout.tape), Evicted(rollout)
+        self.adds = self.own
 
     def look(self, rollout: Rollout) -> None:
         self.evicted.update(rollout)
 
-    def cost(self, storage: int, limit: float) -> float:
-        cost = self.own(storage)
-        for op in self.region(storage):
-            cost += self.of(op)
-            if cost > limit:
-                break
-        return cost
+    def least(self, candidates: np.ndarray, weight: np.ndarray, bound: np.ndarray) -> int:
+        return int(self.regions.least(candidates, np.lexsort((candidates, bound)), bound, weight, *self._around()))
 
-    def own(self, storage: int) -> float:
-        """What counts without any neighbour: c0."""
-        return self.evicted.seconds[self.evicted.producer[storage]]
+    def cost(self, storage: int) -> float:
+        """What it costs to lose this storage."""
+        return float(self.regions.cost(storage, np.inf, *self._around()))
 
-    def of(self, op: int) -> float:
-        """What a neighbour adds."""
-        return self.evicted.seconds[op]
-
-    def region(self, storage: int) -> Iterable[int]:
-        """The neighbours that count."""
-        return chain(self.evicted.backward_region(storage), self.evicted.forward_region(storage))
+    def _around(self) -> tuple:
+        return self.own, self.adds, self.is_both_ways, self.links, self.evicted.is_absent, self.evicted.absent_outputs
 
 
 class Exact(Regional):
@@ -141,10 +124,7 @@ class Exact(Regional):
 class Msps(Regional):
     """h_MSPS: what has to run to have it again, per byte."""
 
-    has_staleness = False
-
-    def region(self, storage: int) -> Iterable[int]:
-        return self.evicted.backward_region(storage)
+    has_staleness = is_both_ways = False
 
 
 class Count(Regional):
@@ -152,27 +132,29 @@ class Count(Regional):
 
     has_size = has_staleness = False
 
-    def least_costs(self, candidates: np.ndarray, rollout: Rollout) -> np.ndarray:
-        return np.zeros(len(candidates))
-
-    def own(self, storage: int) -> float:
-        return 0.0
-
-    def of(self, op: int) -> float:
-        return 1.0
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__(rollout)
+        self.own, self.adds = np.zeros_like(self.own), np.ones_like(self.own)
 
 
 class Equivalence(ByCost):
     """h_eq: the neighbourhood is the groups that its evicted neighbours belong to, spurious members included."""
 
     def __init__(self, rollout: Rollout) -> None:
+        super().__init__(rollout)
         self.groups = Groups(rollout)
 
     def look(self, rollout: Rollout) -> None:
         self.groups.update(rollout)
 
-    def cost(self, storage: int, limit: float) -> float:
-        return self.groups.cost(storage)
+    def least(self, candidates: np.ndarray, weight: np.ndarray, bound: np.ndarray) -> int:
+        best = (float("inf"), -1)
+        for k in np.lexsort((candidates, bound)).tolist():
+            s = int(candidates[k])
+            if best <= (bound[k], s):
+                break
+            best = min(best, (self.groups.cost(s) / weight[k], s))
+        return best[1]
 
 
 NAMES = ("dtr", "eq", "local", "lru", "size", "msps", "rand", "e-star")

@@ -51,7 +51,7 @@ class Dtr:
 
     def release(self, candidates: np.ndarray, rollout: Rollout) -> Release | None:
         """Evict the one of least score."""
-        candidates = self._considered(np.array([s for s in candidates.tolist() if rollout.can_recompute(s)], np.int64), rollout)
+        candidates = self._considered(candidates[rollout.recomputable(candidates)], rollout)
         if not len(candidates):
             return None
         if self._heuristic is None:

@@ -177,7 +177,7 @@ def test_groups_grow_together_and_are_never_split():
     assert (cost(0), cost(4), cost(2)) == (1 + 10, 16 + 10, 4 + 10)
     exact = heuristics.Exact(moment.rollout)
     exact.look(moment.rollout)
-    assert exact.cost(moment.tape.creates[0][0], float("inf")) == 1 + 2
+    assert exact.cost(moment.tape.creates[0][0]) == 1 + 2
 
 
 # --- A8: the theorem's chain -------------------------------------------------------------------------------------------
