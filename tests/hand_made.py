@@ -147,7 +147,7 @@ def write_run(folder: Path, records: Sequence[RunRecord], *, claims: Sequence[Ma
     body = {"schema": 1, "workflow": {"name": "hand-made", "title": "A run written by hand", "description": "Every number is known.",
                                       "label": "quick", "path": "workflows/hand-made.yaml", "sha256": "c" * 64, "claims": list(claims),
                                       "expected": {"minutes": 6, "disk_bytes": 10**8}},
-            "environment": ENVIRONMENT, "overrides": [], "cells": cells, "left_out": []}
+            "environment": ENVIRONMENT, "overrides": [], "started": "2026-01-01T00:00:00Z", "cells": cells, "left_out": []}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(body | plan))
     for record in records:

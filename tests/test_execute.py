@@ -239,7 +239,8 @@ def test_running_statistics_updated_twice_are_wrong_though_gradients_are_right(m
     from vramlab import execute
 
     make, loss_fn, batch = STEPS["conv-bn-dropout"]
-    monkeypatch.setattr(execute._Writer, "call", lambda self, op, again, call=execute._Writer.call: call(self, op, False))
+    call = execute._Writer.call
+    monkeypatch.setattr(execute._Writer, "call", lambda self, op, _again, variant: call(self, op, False, variant))
 
     def make_step(model):
         captured, checked = _plan_of("conv-bn-dropout", "drop", model)
