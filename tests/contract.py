@@ -16,6 +16,7 @@ from typing import Any
 from oracle import Machine
 from tapes import TOYS, StepBuilder
 
+from vramlab import in_place
 from vramlab.check import check_schedule
 from vramlab.collection import Method
 from vramlab.device import DeviceProfile
@@ -100,6 +101,8 @@ class Inquiry:
     @cached_property
     def tape(self) -> Tape:
         tape = TAPES[self.toy]()
+        if in_place.NEED in self.method.card.needs:
+            tape = in_place.with_inplace_gradients(tape)
         return tape.with_variants([toy_variants(op) for op in tape.ops]) if "variants" in self.method.card.needs else tape
 
     @cached_property

@@ -186,12 +186,12 @@ def test_answers_are_kept_and_a_no_keeps_the_op_whole(captured, tmp_path, monkey
     for _ in range(2):
         found = prepare_tape(tape, [NEED], CPU, cache_dir=tmp_path)
         first = splittable_ops(tape)[0]
-        assert found.unsplit_ops == (tape.op_name(first.id),) and found.split_ops == 2 and found.is_checked
+        assert found.splits.unsplit_ops == (tape.op_name(first.id),) and found.splits.split_ops == 2 and found.splits.is_checked
         assert found.tape.digest == split_convolutions(tape, {first.id}).digest
     assert asked == [3, 0]
 
 
 def test_a_simulated_target_splits_all_and_says_that_nothing_was_checked(captured):
     found = prepare_tape(captured.tape, [NEED], None)
-    assert (found.split_ops, found.unsplit_ops, found.is_checked) == (3, (), False)
+    assert (found.splits.split_ops, found.splits.unsplit_ops, found.splits.is_checked) == (3, (), False)
     assert prepare_tape(captured.tape, ["backward"], None) is None

@@ -20,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramlab.errors import Unsupported
 from vramlab.schedule import Compute, Schedule
+from vramlab.split import is_data_half
 from vramlab.tape import Op, Tape
 
 ON = {"cpu": ("onednn", "im2col"), "cuda": ("cudnn", "cudnn-benchmark", "cudnn-deterministic", "native")}
+Named = str | None | tuple[str | None, str | None]  # of a convolution in one op, or of (weight gradient, data gradient) in two
 CONVOLUTIONS = ("aten.convolution.default", "aten.convolution_backward.default")
 
 
@@ -69,16 +71,29 @@ def by_algorithm(call: Callable[..., Any], name: str | None) -> Callable[..., An
     return run
 
 
-def named_variants(tape: Tape, schedule: Schedule) -> list[str | None]:
-    """Per convolution of the tape, in its order: the variant that its first run names. Empty when the schedule names none."""
+def named_variants(tape: Tape, schedule: Schedule) -> list[Named]:
+    """Per convolution of eager, in its order: the variant that its first run names, of a backward in two ops those of both. Empty when the
+    schedule names none."""
     named = {i.op: i.variant for i in schedule.instructions if isinstance(i, Compute) and i.variant is not None}
-    return [named.get(op.id) for op in tape.ops if has_algorithms(op)] if named else []
+    found: list[Named] = []
+    for op in tape.ops if named else ():
+        if is_data_half(op):
+            found.append((found.pop(), named.get(op.id)))
+        elif has_algorithms(op):
+            found.append(named.get(op.id))
+    return found
+
+
+def names_of(variants: Sequence[Named]) -> Iterator[str]:
+    """Every name in there, halves one by one."""
+    for named in variants:
+        yield from filter(None, named if isinstance(named, tuple) else (named,))
 
 
 class SameVariants(TorchDispatchMode):
     """Eager's convolutions, in the order in which they run, by the variants of a tape's convolutions in its order: the same order."""
 
-    def __init__(self, variants: Sequence[str | None]) -> None:
+    def __init__(self, variants: Sequence[Named]) -> None:
         super().__init__()
         self.variants, self.next, self.ran = variants, 0, Counter()
 
@@ -90,7 +105,9 @@ class SameVariants(TorchDispatchMode):
             raise Unsupported("eager runs more convolutions than the plan; they cannot be told which algorithms the plan uses")
         name, self.next = self.variants[self.next], self.next + 1
         self.ran[name] += 1
-        return by_algorithm(func, name)(*args, **kwargs)
+        if isinstance(name, tuple) and len(set(name)) > 1:
+            return _in_halves(func, args, name)
+        return by_algorithm(func, name[0] if isinstance(name, tuple) else name)(*args, **kwargs)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -98,7 +115,15 @@ class SameVariants(TorchDispatchMode):
             raise Unsupported(f"eager ran {self.next} convolutions, the plan has {len(self.variants)}")
 
 
-def under_variants(eager: Callable[..., Any], variants: Sequence[str | None]) -> Callable[..., Any]:
+def _in_halves(func: Any, args: Sequence[Any], names: tuple[str | None, str | None]) -> tuple[Any, Any, Any]:
+    """A convolution's backward whose gradients of W and bias, and of x, come by two algorithms."""
+    *rest, (wants_dx, wants_dw, wants_db) = args
+    _, dw, db = by_algorithm(func, names[0])(*rest, [False, wants_dw, wants_db])
+    dx, _, _ = by_algorithm(func, names[1])(*rest, [wants_dx, False, False])
+    return dx, dw, db
+
+
+def under_variants(eager: Callable[..., Any], variants: Sequence[Named]) -> Callable[..., Any]:
     """An eager step under the variants of a plan; as it is when the plan names none."""
     if not variants:
         return eager

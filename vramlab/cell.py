@@ -260,8 +260,7 @@ def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping
     predicted = dict(facts.get("predicted", {}))
     if facts:
         predicted["swap_vs_recompute"] = facts["swap_vs_recompute"]
-    if "split_convolutions" in facts:
-        predicted["split_convolutions"] = facts["split_convolutions"]
+    predicted |= facts.get("prepared", {})
     if draft.sensitivity:
         (predicted if draft.config["kind"] == "step" else draft.search)["sensitivity"] = draft.sensitivity
     if "infeasible" in facts:

@@ -28,7 +28,7 @@ from vramlab.device import DeviceProfile
 from vramlab.errors import Unsupported, VramlabError
 from vramlab.flops import with_flops
 from vramlab.meter import AllocatorMeter
-from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of
+from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of, inplace_twin
 
 from vramlab.store import device_store
 from vramlab.tape import Op, Role, Tape, Tensor, Variant
@@ -254,8 +254,7 @@ class _Bench:
         inputs = {t: self._input(op, t) for t in op.inputs}
         if op.target == ACCUMULATE_GRAD:
             return self._accumulation(op, inputs)
-        target, positional = _in_place_form(self.tape, op)
-        call = callable_of(target)
+        call, positional = _in_place_form(self.tape, op)
         args, kwargs = self._arguments(positional, inputs), {k: self._arguments(v, inputs) for k, v in op.kwargs.items()}
         fresh = [i for i, a in enumerate(positional) if isinstance(a, Mapping) and "fresh" in a]
         if not fresh:
@@ -324,15 +323,16 @@ class _Bench:
             part.copy_(values[:len(part)])
 
 
-def _in_place_form(tape: Tape, op: Op) -> tuple[str, list[Any]]:
+def _in_place_form(tape: Tape, op: Op) -> tuple[Callable[..., Any], list[Any]]:
     """(operator, positional arguments) as the executor runs it: over its input where that may be."""
     if op.takeover is None or op.target.split(".")[1].endswith("_"):
-        return op.target, op.args
-    namespace, name, overload = op.target.split(".")
+        return callable_of(op.target), op.args
     args = list(op.args)
-    if op.target == "aten.add.Tensor" and tape.tensors[args[0]["tensor"]].storage != op.takeover[1]:
-        args[0], args[1] = args[1], args[0]  # a sum may overwrite either operand
-    return f"{namespace}.{name}_.{overload}", args
+    written = next(i for i, a in enumerate(args) if isinstance(a, Mapping) and "tensor" in a
+                   and tape.tensors[a["tensor"]].storage == op.takeover[1])
+    if op.target == "aten.add.Tensor":
+        args[0], args[written], written = args[written], args[0], 0  # a sum may overwrite either operand
+    return inplace_twin(op.target, written), args
 
 
 # Integer arguments that are indices: operator -> (position, bound from shapes and values, trailing dimensions over which they run).

@@ -18,7 +18,7 @@ from vramlab.capture import Captured, input_name
 from vramlab.check import CheckedSchedule
 from vramlab.errors import CaptureError, Unsupported
 from vramlab.link import Link, make_link
-from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of, resolve
+from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of, inplace_twin, resolve
 from vramlab.schedule import Compute, Free, FreeHost, Offload, Prefetch, Recompute, Wait
 from vramlab.tape import STATE_ROLES, Op, Role, Tape, Tensor
 
@@ -328,7 +328,7 @@ class _Writer:
         out, source = op.takeover
         result = next(t for t in op.outputs if t is not None and self.tape.tensors[t].storage == out)
         written = self.written_tensor(op, source, result)
-        f = self.constant(callable_of(op.target if op.is_eager_inplace else _inplace_target(op.target)), f"op{op.id}")
+        f = self.constant(callable_of(op.target) if op.is_eager_inplace else _twin(op, written), f"op{op.id}")
         targets = ["_" if t == result else self.target(t, op) for t in op.outputs]
         targets = targets[: len(resolve(op.target)._schema.returns)]
         if out in self.defined:  # a recompute for the sake of another output: what it writes is a duplicate
@@ -413,9 +413,9 @@ def _returns_fresh(op: Op) -> bool:
     return len(resolve(op.target)._schema.returns) == len(op.outputs)
 
 
-def _inplace_target(target: str) -> str:
-    namespace, name, overload = target.split(".")
-    return f"{namespace}.{name}_.{overload}"
+def _twin(op: Op, written: int) -> Callable[..., Any]:
+    """What writes over the argument `written`; a sum over its first, see `in_place_arguments`."""
+    return inplace_twin(op.target, 0 if op.target == "aten.add.Tensor" else op.args.index({"tensor": written}))
 
 
 def _functional_twin(tape: Tape, op: Op, written: int, result: int) -> Callable | None:

@@ -105,6 +105,7 @@ NEEDS: dict[str, Callable[[Tape], bool]] = {
     # The engine attaches what the target has; where that is nothing, every op has the library's own choice, which is enough.
     "variants": lambda tape: True,
     "split_convolutions": lambda tape: True,  # done to the tape before it gets here, where no bit changes: split.py
+    "inplace_gradients": lambda tape: True,  # likewise: in_place.py
 }
 
 

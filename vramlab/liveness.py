@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vramlab.schedule import Compute, Free, Instruction, Schedule
-from vramlab.tape import Op, Tape
+from vramlab.tape import Op, Phase, Tape
 
 ACCUMULATIONS = frozenset({"aten.add.Tensor", "vramlab.accumulate_grad"})
 
@@ -47,8 +49,18 @@ def eager_reuse(tape: Tape, op: Op, dies_here: bool) -> int | None:
     return op.takeover[1] if op.is_eager_inplace or op.target in ACCUMULATIONS else None
 
 
-def replay_schedule(tape: Tape, method: str = "") -> Schedule:
-    """Eager's order and liveness: every op in tape order, each storage freed right after its last use unless the step keeps it."""
+def gradient_reuse(tape: Tape, op: Op, dies_here: bool) -> int | None:
+    """As `eager_reuse`, and in the backward every input that the tape allows: for frameworks that write gradients over each other."""
+    if op.takeover is None or not dies_here or tape.storages[op.takeover[1]].at_end:
+        return None
+    return op.takeover[1] if op.phase is Phase.BACKWARD else eager_reuse(tape, op, dies_here)
+
+
+def replay_schedule(tape: Tape, method: str = "", reuse_of: Callable[[Tape, Op, bool], int | None] = eager_reuse) -> Schedule:
+    """Eager's order and liveness: every op in tape order, each storage freed right after its last use unless the step keeps it.
+
+    `reuse_of` (tape, op, does the input that it may write over die there?) says what an op writes over: what eager does.
+    """
     last = last_use(tape)
     dying: list[list[int]] = [[] for _ in tape.ops]
     instructions: list[Instruction] = []
@@ -58,7 +70,7 @@ def replay_schedule(tape: Tape, method: str = "") -> Schedule:
         elif s.at_start and not s.at_end:
             instructions.append(Free(s.id))
     for op in tape.ops:
-        reuse = eager_reuse(tape, op, op.takeover is not None and last[op.takeover[1]] == op.id)
+        reuse = reuse_of(tape, op, op.takeover is not None and last[op.takeover[1]] == op.id)
         instructions.append(Compute(op.id, reuse))
         instructions += [Free(s) for s in dying[op.id] if s != reuse]
     return Schedule(instructions=tuple(instructions), tape_digest=tape.digest, method=method)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterator, Mapping
 import numpy as np
 import torch
 
-from vramlab.algorithms import named_variants, under_variants
+from vramlab.algorithms import Named, named_variants, names_of, under_variants
 from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
@@ -34,11 +34,10 @@ from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, passes_of
 from vramlab.parallel import share_of, simulate_parallel
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
-from vramlab.prepared import Prepared, prepare_tape
+from vramlab.prepared import Prepared, prepare_like, prepare_tape
 from vramlab.record import Truth
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
-from vramlab.split import split_like
 from vramlab.tape import Role, Tape
 from vramlab.tile import TapeTiling
 from vramlab.trace import Trace
@@ -178,7 +177,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
         "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role},
     }
     if prepared is not None:
-        facts["split_convolutions"] = prepared.to_json()
+        facts["prepared"] = prepared.to_json()
     tape.save(out / "tape.json.gz")
     started = time.perf_counter()
     planner, devices = cell.planner(), cell.config.get("devices", 1)
@@ -374,7 +373,7 @@ def _eager(step: TrainingStep, sizes: tuple[int, ...]) -> Callable[..., torch.Te
     return run
 
 
-def _variants_in(folder: Path) -> list[str | None]:
+def _variants_in(folder: Path) -> list[Named]:
     if not (folder / "schedule.json.gz").is_file():
         return []  # a native method
     return named_variants(Tape.load(folder / "tape.json.gz"), Schedule.load(folder / "schedule.json.gz"))
@@ -388,7 +387,7 @@ def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_s
         captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=optimizer)
     else:
         captured = capture(step.model, step.loss_fn, step.batch, optimizer=optimizer)
-    captured = Captured(split_like(captured.tape, planned), captured.binding)
+    captured = Captured(prepare_like(captured.tape, planned), captured.binding)
     same = [(o.target, o.phase) for o in captured.tape.ops] == [(o.target, o.phase) for o in planned.ops]
     if not same or len(captured.tape.storages) != len(planned.storages):
         raise CaptureError("another batch size or another process gives another sequence of operators; the plan does not apply to it")
@@ -504,7 +503,7 @@ def gate(spec: Spec, folder: str) -> dict[str, Any]:
             "recomputes": counts.get(Recompute, 0),
             "offloads": counts.get(Offload, 0),
             "prefetches": counts.get(Prefetch, 0),
-            "variants": dict(sorted(Counter(filter(None, _variants_in(Path(folder)))).items())),  # eager's too
+            "variants": dict(sorted(Counter(names_of(_variants_in(Path(folder)))).items())),  # eager's too
         },
     }
 

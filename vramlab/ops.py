@@ -31,18 +31,24 @@ def resolve(target: str) -> Callable[..., Any]:
 _READS_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 
 
-def _relu_backward_over_map(gradient: torch.Tensor, y: torch.Tensor, threshold: float) -> torch.Tensor:
-    return torch.ops.aten.threshold_backward.grad_input(gradient, y, threshold, grad_input=y)
+def inplace_twin(target: str, written: int) -> Callable[..., Any]:
+    """The operator writing over its positional argument `written`: `aten.add_.Tensor` of `aten.add.Tensor`; of a backward its out= form.
 
+    AttributeError when this torch has none.
+    """
+    namespace, name, overload = target.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    if "grad_input" not in packet.overloads():
+        return callable_of(f"{namespace}.{name}_.{overload}")
 
-# In-place twins that torch has under another name.
-_TWINS: dict[str, Callable[..., Any]] = {"aten.threshold_backward_.default": _relu_backward_over_map}
+    def over(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return packet.grad_input(*args, **kwargs, grad_input=args[written])
+
+    return over
 
 
 def callable_of(target: str) -> Callable[..., Any]:
     """The operator as eager's backward-to-be runs it, to be called without autograd."""
-    if target in _TWINS:
-        return _TWINS[target]
     f = resolve(target)
     if target not in _READS_GRAD_MODE:
         return f

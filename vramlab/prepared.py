@@ -1,4 +1,5 @@
-"""The tape that a method asked for by its `needs`: today, one whose convolution backwards are split where that changes no bit.
+"""The tape that a method asked for by its `needs`: convolution backwards split where that changes no bit, gradients that may be written
+over each other, or both.
 
 Whether a split changes bits is a question to the kernels at hand, not to mathematics: each distinct op is run whole and in halves, in
 deterministic mode, in a process of its own, and the answer is kept on disk for the device, the torch version and the thread count.
@@ -7,18 +8,18 @@ deterministic mode, in a process of its own, and the answer is kept on disk for 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from vramlab import in_place, split
 from vramlab.costs import signature
 from vramlab.gate import deterministic, difference
 from vramlab.isolate import Call, run_isolated
 from vramlab.ops import callable_of, decode_arg, dtype_of
 from vramlab.record import Outcome
-from vramlab.split import NEED, halves_of, split_convolutions, splittable_ops
 from vramlab.store import device_store
 from vramlab.tape import Op, Tape, Tensor
 
@@ -27,28 +28,50 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A tape for a method, and what was done for it."""
+class Splits:
+    """What became of a tape's convolution backwards."""
 
-    tape: Tape
-    split_ops: int  # convolution backwards in two halves
+    split_ops: int  # in two halves
     unsplit_ops: tuple[str, ...]  # those that stay whole, because their halves give other bits
     is_checked: bool  # False: nothing ran, as on a simulated target, where all are split
 
+
+@dataclass(frozen=True)
+class Prepared:
+    """A tape for a method, and what was done for it; None is what the method did not ask for."""
+
+    tape: Tape
+    splits: Splits | None = None
+    inplace_ops: int | None = None  # ops that may write over a gradient
+
     def to_json(self) -> dict[str, Any]:
-        """For a record."""
-        return {"split_ops": self.split_ops, "unsplit_ops": list(self.unsplit_ops), "is_checked": self.is_checked}
+        """For a record: need -> what was done."""
+        found = {} if self.splits is None else {split.NEED: asdict(self.splits) | {"unsplit_ops": list(self.splits.unsplit_ops)}}
+        return found if self.inplace_ops is None else found | {in_place.NEED: {"ops": self.inplace_ops}}
 
 
 def prepare_tape(tape: Tape, needs: Collection[str], device: torch.device | None, *, cache_dir: Path | None = None) -> Prepared | None:
     """What `needs` asks to be done to a tape before costs, None when that is nothing. `device` None: simulated, nothing is checked."""
-    if NEED not in needs:
+    if not {split.NEED, in_place.NEED} & set(needs):
         return None
-    ops = splittable_ops(tape)
+    prepared = _split(tape, device, cache_dir) if split.NEED in needs else Prepared(tape)
+    if in_place.NEED not in needs:
+        return prepared
+    over = in_place.with_inplace_gradients(prepared.tape)
+    return replace(prepared, tape=over, inplace_ops=len(in_place.inplace_ops(over)))
+
+
+def prepare_like(tape: Tape, planned: Tape) -> Tape:
+    """This tape prepared as `planned` is: the same step captured anew, perhaps at another batch size. As it is when nothing was done."""
+    return in_place.inplace_like(split.split_like(tape, planned), planned)
+
+
+def _split(tape: Tape, device: torch.device | None, cache_dir: Path | None) -> Prepared:
+    ops = split.splittable_ops(tape)
     exact = {op.id for op in ops} if device is None else _exact(tape, ops, device, cache_dir)
     whole = [op for op in ops if op.id not in exact]
-    return Prepared(split_convolutions(tape, {op.id for op in whole}), len(ops) - len(whole), tuple(tape.op_name(op.id) for op in whole),
-                    device is not None)
+    splits = Splits(len(ops) - len(whole), tuple(tape.op_name(op.id) for op in whole), device is not None)
+    return Prepared(split.split_convolutions(tape, {op.id for op in whole}), splits)
 
 
 def _exact(tape: Tape, ops: Sequence[Op], device: torch.device, cache_dir: Path | None) -> set[int]:
@@ -74,7 +97,7 @@ class Question:
 
 def question_of(tape: Tape, op: Op) -> Question:
     """Does this op split without another bit?"""
-    return Question(op, halves_of(op, tape), {t: tape.tensors[t] for t in op.inputs})
+    return Question(op, split.halves_of(op, tape), {t: tape.tensors[t] for t in op.inputs})
 
 
 def ask(questions: Mapping[str, Question], device: torch.device) -> dict[str, bool]:

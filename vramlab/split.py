@@ -72,16 +72,21 @@ def _whole_in(tape: Tape, planned: Tape) -> Iterator[tuple[Op, bool]]:
 
 
 def _is_split(tape: Tape) -> bool:
-    return any(_reads_form(op) or (op.target == RELU_BACKWARD and op.takeover is not None) for op in tape.ops)
+    return any(is_data_half(op) or _is_over_map(op, tape) for op in tape.ops)
+
+
+def _is_over_map(op: Op, tape: Tape) -> bool:
+    return op.target == RELU_BACKWARD and op.takeover is not None and op.takeover[1] == tape.tensors[op.args[1]["tensor"]].storage
 
 
 def _is_splittable(op: Op) -> bool:
     if op.target != CONVOLUTION_BACKWARD or len(op.args) <= _WANTED:
         return False
-    return bool(op.args[_WANTED][0]) and any(op.args[_WANTED][1:]) and not _reads_form(op)
+    return bool(op.args[_WANTED][0]) and any(op.args[_WANTED][1:]) and not is_data_half(op)
 
 
-def _reads_form(op: Op) -> bool:
+def is_data_half(op: Op) -> bool:
+    """Is it the second half of a convolution's backward, right behind the first? It reads the form of x only."""
     return op.target == CONVOLUTION_BACKWARD and "form" in op.args[_X]
 
 

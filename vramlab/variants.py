@@ -1,4 +1,4 @@
-"""Algorithms of a convolution on a device that is not at hand: a model of cuDNN's, after the publications that describe them.
+"""Algorithms of a convolution on a device that is not at hand: a model of cuDNN's, from recalled descriptions of them.
 
 A convolution runs in up to three passes: forward, filter (the gradient of W) and data (the gradient of x). Each knows these algorithms:
 
@@ -14,9 +14,8 @@ no other beats in both time and workspace, and the library's own. Passes follow 
 The op's plain cost stays what it was, a roofline of dense kernels, and belongs to implicit_precomp_gemm; so tapes with and without variants
 have the same seconds, and each other algorithm is told by its difference. No number here is fitted to a result of a paper.
 
-Sources. cuDNN: Chetlur et al., arXiv 1410.0759 (implicit GEMM, lowering). FFT: Mathieu, Henaff, LeCun, arXiv 1312.5851 (counts), and
-Vasilache et al., arXiv 1412.7580 (the stages of the pipeline). Winograd: Lavin, Gray, arXiv 1509.09308 (counts, blocks, the filter's
-gradient).
+Whence. Implicit GEMM and lowering are the ideas of cuDNN (arXiv 1410.0759), FFT convolution of arXiv 1312.5851 and 1412.7580, Winograd of
+arXiv 1509.09308. None of these was at hand: what is said of them is recalled, and each constant below is an assumption.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ LIBRARY = "implicit_precomp_gemm"
 
 # Share of the dense rate. Assumption: for each element that it loads, implicit GEMM takes a linear index apart into image, channel, row
 # and column again, two divisions by multiplication and about as many additions; integer and floating-point instructions share the issue
-# slots on the boards of the papers. That it is slower than with precomputed offsets is cuDNN's own documentation; by how much, nobody says.
+# slots on the boards of the papers. That it is slower than with precomputed offsets is recalled; by how much is not known.
 IMPLICIT_RATE = 0.6
 # Share of the dense rate. Assumption: complex products of matrices reach half the rate of real ones, as operands are twice as large.
 COMPLEX_RATE = 0.5
 OFFSET_BYTES = 4  # a 32-bit offset for each element of one filter
 COMPLEX_BYTES = 8  # complex64, also for half precision
-SPECTRUM_PASSES = 4  # transform, transpose (read and write), product: arXiv 1412.7580, figure of the pipeline
-# arXiv 1509.09308, section 4.1: additions to transform a tile of the input, of a filter, and back. Section 5: a block of the fused kernel
-# computes 32 filters, and transforms its input tiles anew.
+SPECTRUM_PASSES = 4  # Assumption: transform, transpose (read and write), product.
+# Additions to transform a tile of the input, of a filter, and back: 32 and 24 follow from the matrices of F(2x2, 3x3), 28 is recalled, not
+# looked up. Assumption: a block of the fused kernel computes 32 filters, and transforms its input tiles anew.
 INPUT_ADDS, FILTER_ADDS, OUTPUT_ADDS, FUSED_FILTERS = 32, 28, 24, 32
 _TILE, _PRODUCTS = 2, 16  # outputs of a tile along a side; products of a tile
 _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

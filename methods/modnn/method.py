@@ -28,7 +28,7 @@ from .scheduling import DoesNotFit, Scheduler
 from .sub_batch import sub_batch_size
 
 UID = "a4f1c3dcec912695"
-NEEDS = ("timings", "backward", "variants")
+NEEDS = ("timings", "backward", "variants", "inplace_gradients")
 Algorithms = tuple[str | None, ...]  # one an op, None for the library's own choice
 
 

@@ -28,7 +28,7 @@ from .layout import Layout
 from .step import Stages, SuperNeuronsStep
 
 UID = "97aadfb05abdb9e2"
-NEEDS = ("backward", "variants")
+NEEDS = ("backward", "variants", "inplace_gradients")
 # The search for the smallest reachable budget ends within this share of it.
 SEARCH_PRECISION = 1 / 256
 

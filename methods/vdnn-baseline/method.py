@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from vramlab.device import DeviceProfile
 from vramlab.layers import check_needs
-from vramlab.liveness import replay_schedule
+from vramlab.liveness import gradient_reuse, replay_schedule
 from vramlab.planner import Budget
 from vramlab.rollout import fixed_plan
 from vramlab.schedule import Compute, Free, Instruction, Schedule
@@ -23,7 +23,7 @@ from vramlab.tape import Phase, Tape
 from vramlab.variants import fastest, leanest
 
 UID = "87237e2b45c223a0"
-NEEDS = ("backward", "variants")
+NEEDS = ("backward", "variants", "inplace_gradients")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class VdnnBaseline:
 def vdnn_baseline_schedule(tape: Tape) -> Schedule:
     """Eager's schedule with the frees of all maps moved to the end."""
     maps = {s for op in tape.ops if op.phase is Phase.FORWARD for s in tape.creates[op.id]}
-    replay = replay_schedule(tape).instructions
+    replay = replay_schedule(tape, reuse_of=gradient_reuse).instructions
     at_end = [i for i in replay if isinstance(i, Free) and i.storage in maps]
     before = [i for i in replay if not (isinstance(i, Free) and i.storage in maps)]
     return Schedule(instructions=(*before, *at_end), tape_digest=tape.digest, method=UID)

@@ -28,7 +28,7 @@ from .offload import moves_of
 from .step import Algorithms, Step
 
 UID = "a6c782eef93e3cc6"
-NEEDS = ("backward", "variants")
+NEEDS = ("backward", "variants", "inplace_gradients")
 NO_NAME = "-"  # in no variant's name
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vramlab.device import DeviceProfile
-from vramlab.liveness import eager_reuse, last_use
+from vramlab.liveness import gradient_reuse, last_use
 from vramlab.planner import Budget
 from vramlab.schedule import Compute, Free, FreeHost, Instruction, Offload, Prefetch, Wait
 from vramlab.tape import Op, Phase, Tape
@@ -101,7 +101,7 @@ class Step:
             if self.place.get(s) == AWAY:
                 self._prefetch(s, reads)  # missing at the start of the op: a blocking fetch
             self._arrive([s])
-        reuse = eager_reuse(self.tape, op, op.takeover is not None and self.last[op.takeover[1]] == op.id)
+        reuse = gradient_reuse(self.tape, op, op.takeover is not None and self.last[op.takeover[1]] == op.id)
         if reuse is not None:
             self._land(reuse)
         variant = op.variant(self.algorithms.get(op.id))
