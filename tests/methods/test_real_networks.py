@@ -15,6 +15,7 @@ from vramlab.collection import Library, built_in_collection
 from vramlab.costs import roofline_costs
 from vramlab.device import load_profile
 from vramlab.errors import PlanInfeasible
+from vramlab.in_place import with_inplace_gradients
 from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import Budget
 from vramlab.schedule import Offload, Recompute
@@ -122,6 +123,16 @@ def test_vdnn_s_static_policies_on_vgg16():
 def test_vdnn_without_synchronization_is_no_slower_on_vgg16():
     one, other = (simulate(vdnn(policy="all", is_async=a), TITAN_X).metrics for a in (False, True))
     assert other.step_seconds < one.step_seconds and other.average_bytes > one.average_bytes
+
+
+def test_gradients_in_place_leave_the_peak_to_the_pooling_on_vgg16():
+    """By hand: features.3's ReLU backward holds three maps of its size and the one that is coming; features.4's pooling two, a pooled
+    gradient, int64 indices (two pooled maps) and the one that is coming: a map is four pooled ones, so the peak falls by one of those."""
+    lean = LIBRARY.method("vdnn").build(policy="all", algorithms="m")
+    plain, over = (check_schedule(t, lean.plan(t, TITAN_X, Budget(device_bytes=2**62))) for t in (vgg16(), with_inplace_gradients(vgg16())))
+    names = [c.tape.op_name(c.schedule.instructions[c.peak_instruction].op) for c in (plain, over)]
+    assert "threshold_backward" in names[0] and "max_pool2d_with_indices_backward" in names[1]
+    assert plain.peak_bytes - over.peak_bytes == 32 * 64 * 112 * 112 * 4
 
 
 def test_vdnn_dyn_keeps_every_budget_on_vgg16():
