@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import pytest
 
@@ -27,6 +28,23 @@ BOARDS = {
     "h200": (141, 16896, 1980, 6144, 6.25, 32),
     "rtx-4090": (24, 16384, 2520, 384, 21.0, 16),
 }
+
+
+# From the slowest board to the fastest by the vendor's tables; boards of one row are equal. The chips do not stand in one order:
+# P100 has fewer FLOP/s than the Pascal boards with GDDR5X and more bandwidth, RTX 4090 the most FLOP/s and less bandwidth than an A100.
+BY_FLOPS = [("k40c",), ("titan-x-maxwell",), ("m40",), ("p100",), ("titan-x-pascal",), ("gtx-1080-ti",), ("titan-v",),
+            ("v100-16gb", "v100-32gb"), ("a100-40gb", "a100-80gb"), ("h100", "h200"), ("rtx-4090",)]
+BY_BANDWIDTH = [("k40c", "m40"), ("titan-x-maxwell",), ("titan-x-pascal",), ("gtx-1080-ti",), ("titan-v",), ("p100",),
+                ("v100-16gb", "v100-32gb"), ("rtx-4090",), ("a100-40gb",), ("a100-80gb",), ("h100",), ("h200",)]
+GEN3 = ("k40c", "titan-x-maxwell", "m40", "p100", "titan-x-pascal", "gtx-1080-ti", "titan-v", "v100-16gb", "v100-32gb")
+BY_LINK = [GEN3, ("a100-40gb", "a100-80gb", "rtx-4090"), ("h100", "h200")]  # PCI Express 3, 4, 5: each twice the one before
+
+
+def misordered(field: str, order: list[tuple[str, ...]], profiles: dict[str, DeviceProfile]) -> list[tuple[str, ...]]:
+    """Rows whose boards differ, and pairs of neighbouring rows that do not rise."""
+    numbers = [{getattr(profiles[name], field) for name in row} for row in order]
+    uneven = [row for row, found in zip(order, numbers) if len(found) > 1]
+    return uneven + [(a[0], b[0]) for (a, x), (b, y) in pairwise(zip(order, numbers)) if max(x) >= min(y)]
 
 
 def unsourced(profile: DeviceProfile) -> set[str]:
@@ -70,6 +88,23 @@ def test_assumptions_say_so(name):
     sources = load_profile(name).sources
     for field in ("flops_efficiency", "copy_latency_seconds", "launch_seconds"):
         assert sources[field].startswith("assumption:")
+
+
+@pytest.mark.parametrize("field, order", [
+    ("flops_per_second", BY_FLOPS), ("memory_bytes_per_second", BY_BANDWIDTH), ("h2d_bytes_per_second", BY_LINK),
+    ("d2h_bytes_per_second", BY_LINK),
+])
+def test_boards_stand_in_the_order_of_their_datasheets(field, order):
+    profiles = {name: load_profile(name) for name in BOARDS}
+    assert sorted(name for row in order for name in row) == sorted(BOARDS)
+    assert misordered(field, order, profiles) == []
+    profiles["h100"] = replace(profiles["h100"], **{field: getattr(profiles["k40c"], field)})  # negative control
+    assert misordered(field, order, profiles) != []
+
+
+def test_each_generation_of_the_link_is_twice_the_one_before():
+    rates = [load_profile(row[0]).h2d_bytes_per_second for row in BY_LINK]
+    assert rates == [rates[0], 2 * rates[0], 4 * rates[0]]
 
 
 def test_the_checks_catch_a_wrong_profile():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from shelves import write_method, write_model, write_workflow
 
 from vramlab import __version__
 from vramlab.collection import Library
+from vramlab.device import DeviceProfile
 from vramlab.errors import WorkflowError
 from vramlab.record import hash_config
 from vramlab.workflow import Host, expand, load_workflow
@@ -480,3 +482,29 @@ def test_devices_that_cannot_share_are_told(shelf):
     assert any("devices does not go with kind train" in line for line in problems(shelf, SHARED + kind))
     left_out = expand(load(shelf, SHARED.replace("targets: ['sim:v100-32gb']\n", "")), CPU).left_out
     assert "simulated only" in left_out[0].reason
+
+
+# ------------------------------------------------------------------------------------------------ device profiles
+PROFILE_FIELDS = sorted(f.name for f in fields(DeviceProfile) if f.name not in ("name", "devices"))  # devices: how many share the batch
+
+
+@pytest.mark.parametrize("field", PROFILE_FIELDS)
+def test_no_workflow_overrides_a_number_of_a_profile(shelf, field):
+    """Wherever it is written, it is refused with its place."""
+    file = BASE + "targets: ['sim:h100']\n"
+    assert problems(shelf, file + f"{field}: 1\n")[0].startswith(f"workflows/small.yaml:9:1: unknown key '{field}'")
+    inside = "experiments:\n  - name: e\n    targets: ['sim:h100']\n"
+    assert problems(shelf, BASE + inside + f"    {field}: 1\n")[0].startswith(f"workflows/small.yaml:11:5: unknown key '{field}'")
+    when = f"when: {{cuda: {{{field}: 1}}}}\n"
+    assert problems(shelf, BASE + when)[0].startswith(f"workflows/small.yaml:8:15: unknown key '{field}'")
+    measure = f"measure: {{{field}: 1}}\n"
+    assert problems(shelf, BASE + measure)[0].startswith(f"workflows/small.yaml:8:11: unknown key '{field}'")
+    mapping = f"targets: [{{name: 'sim:h100', {field}: 1}}]\n"
+    assert problems(shelf, BASE + mapping)[0].startswith("workflows/small.yaml:8:11: targets")
+    assert f"unknown key '{field}'" in problems(shelf, BASE, f"{field}=1")[0]
+
+
+def test_no_workflow_brings_a_profile_of_its_own(shelf):
+    (shelf / "mine.json").write_text("{}")
+    for name in ("mine", "./mine.json", "../mine", "H100"):
+        assert problems(shelf, BASE + f"targets: ['sim:{name}']\n")[0].startswith("workflows/small.yaml:8:11: targets: ")

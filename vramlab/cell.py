@@ -250,7 +250,7 @@ def _drift(draft: _Draft, baseline: Mapping[str, Any]) -> dict[str, Any]:
 
 def _baseline_path(draft: _Draft) -> Path:
     kept = {k: v for k, v in draft.config.items() if k not in _NOT_OF_A_BASELINE}
-    kept["sources"] = {k: v for k, v in kept["sources"].items() if k != "method"}
+    kept["sources"] = {k: v for k, v in kept["sources"].items() if k not in ("method", "files")}
     return Path(draft.spec["run_dir"]) / "baselines" / f"{hash_config(kept)}.json"
 
 

@@ -34,9 +34,10 @@ _NAME = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
 _NOT_SOURCE = {"__pycache__"}
 
 LOSSES = ("cross_entropy", "cross_entropy_auxiliary", "pixel_cross_entropy", "masked_token_cross_entropy", "next_token_cross_entropy")
-OptionType = Literal["bool", "int", "float", "str", "bytes", "list[int]", "list[float]", "list[str]"]
-_KINDS: Mapping[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
-_SAID = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "bytes": "a size such as 512MiB"}
+OptionType = Literal["bool", "int", "float", "str", "file", "bytes", "list[int]", "list[float]", "list[str]"]
+_KINDS: Mapping[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "file": (str,)}
+_SAID = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "text", "file": "the path of a file",
+         "bytes": "a size such as 512MiB"}
 
 
 class UnknownName(WorkflowError):
@@ -401,6 +402,16 @@ def resolve_options(declared: Mapping[str, Option], given: Mapping[str, Any], ow
         if option.required and given.get(key) is None:
             raise WorkflowError(f"{owner} needs the option {key!r}: {option.help}")
     return {key: option.read(given.get(key, option.default)) for key, option in declared.items()}
+
+
+def files_of_options(declared: Mapping[str, Option], options: Mapping[str, Any]) -> dict[str, str | None]:
+    """SHA-256 of each file that an option names, None where there is none: another content is another cell."""
+    found = {}
+    for key, option in declared.items():
+        if option.type == "file" and options[key] is not None:
+            path = Path(options[key]).expanduser()
+            found[key] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return found
 
 
 def source_files(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from vramlab import __version__
-from vramlab.collection import Library, Method, Model, UnknownName, option_problems, resolve_options
+from vramlab.collection import Library, Method, Model, UnknownName, files_of_options, option_problems, resolve_options
 from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, hash_config
 from vramlab.schema import shown, validate
@@ -422,6 +422,8 @@ def _budgets(experiment: CompleteExperiment, entry: MethodEntry, method: Method)
 
 def _config(experiment: CompleteExperiment, model: Model, batch_size: int | None, entry: MethodEntry, method: Method,
             budget: str | None, target: str) -> dict[str, Any]:
+    options = resolve_options(method.card.options, entry.options, f"method {method.name!r}")
+    files = files_of_options(method.card.options, options)
     config = {
         "experiment": experiment.name,
         "kind": experiment.kind,
@@ -431,11 +433,11 @@ def _config(experiment: CompleteExperiment, model: Model, batch_size: int | None
         "training": _training(experiment),
         "data": experiment.data or "synthetic",
         "method": method.name,
-        "options": resolve_options(method.card.options, entry.options, f"method {method.name!r}"),
+        "options": options,
         "budget": budget,
         "target": target,
         "measure": (experiment.measure or Measure()).model_dump(),
-        "sources": {"method": method.sha256, "model": model.sha256, "harness": __version__},
+        "sources": {"method": method.sha256, "model": model.sha256, "harness": __version__} | ({"files": files} if files else {}),
     }
     if experiment.kind in SEARCHES:
         config["search"] = (experiment.search or Search()).model_dump()

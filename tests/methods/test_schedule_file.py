@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 
 import pytest
@@ -14,7 +15,7 @@ from vramlab.errors import PlanInfeasible, Unsupported, WorkflowError
 from vramlab.liveness import lower_bound_bytes
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Recompute, Schedule
-from vramlab.workflow import load_workflow
+from vramlab.workflow import Host, expand, load_workflow
 
 LIBRARY = Library([built_in_collection()])
 METHOD = LIBRARY.method("schedule-file")
@@ -77,3 +78,23 @@ def test_the_path_must_be_given(tmp_path):
         load_workflow(str(tmp_path / "w.yaml"), LIBRARY)
     (tmp_path / "w.yaml").write_text(body.replace("[schedule-file]", "[{name: schedule-file, options: {path: x.json.gz}}]"))
     load_workflow(str(tmp_path / "w.yaml"), LIBRARY)
+
+
+def test_another_content_is_another_cell(tmp_path):
+    """A cell is known by what the file holds, not only by its path; a baseline is not."""
+    path, workflow = tmp_path / "x.json.gz", tmp_path / "w.yaml"
+    methods = f"[eager, {{name: schedule-file, options: {{path: {path}}}}}]"
+    workflow.write_text(f"schema: 1\nname: w\ntitle: t\nmodel: resnet18\nbatch_sizes: [1]\nmethods: {methods}\n")
+
+    def cells() -> list:
+        return expand(load_workflow(str(workflow), LIBRARY), Host("cpu")).cells
+
+    path.write_bytes(b"one")
+    (eager, first), (_, same) = cells(), cells()
+    path.write_bytes(b"two")
+    _, edited = cells()
+    path.unlink()
+    _, absent = cells()
+    assert first.cell_id == same.cell_id and len({first.cell_id, edited.cell_id, absent.cell_id}) == 3
+    assert edited.config["sources"]["files"] == {"path": hashlib.sha256(b"two").hexdigest()} and absent.config["sources"]["files"] == {"path": None}
+    assert "files" not in eager.config["sources"]
