@@ -81,7 +81,14 @@ def working_set_bytes(tape: Tape, op: int) -> int:
 
     A region that the output can take over counts once.
     """
-    return _needed_bytes(tape, op, frozenset())
+    return _used_beside(tape, op, frozenset()) + tape.ops[op].least_workspace_bytes
+
+
+def floor_bytes(tape: Tape) -> list[int]:
+    """Per op: the state that stays resident and what the op uses, its inside apart. A region that its output can take over counts once."""
+    state = frozenset(s.id for s in tape.storages if s.at_start and s.at_end)
+    state_bytes = sum(tape.storages[s].nbytes for s in state)
+    return [state_bytes + _used_beside(tape, op.id, state) for op in tape.ops]
 
 
 def lower_bound_bytes(tape: Tape) -> int:
@@ -90,13 +97,12 @@ def lower_bound_bytes(tape: Tape) -> int:
     State is what is resident at the start and at the end. While an op first runs, the device holds that state and the op's
     working set; every op runs; so the largest of these sums stands below every peak, as does what the step ends with.
     """
-    state = frozenset(s.id for s in tape.storages if s.at_start and s.at_end)
     ends = [sum(s.nbytes for s in tape.storages if s.at_start), sum(s.nbytes for s in tape.storages if s.at_end)]
-    return max([*ends, *(_needed_bytes(tape, op.id, state) for op in tape.ops)])
+    return max([*ends, *(floor + op.least_workspace_bytes for floor, op in zip(floor_bytes(tape), tape.ops))])
 
 
-def _needed_bytes(tape: Tape, op: int, state: frozenset[int]) -> int:
-    needed = state.union(used_storages(tape, op))
+def _used_beside(tape: Tape, op: int, state: frozenset[int]) -> int:
+    used = set(used_storages(tape, op)) - state
     if takeover := tape.ops[op].takeover:
-        needed -= {takeover[1]} - state
-    return sum(tape.storages[s].nbytes for s in needed) + tape.ops[op].least_workspace_bytes
+        used.discard(takeover[1])
+    return sum(tape.storages[s].nbytes for s in used)

@@ -251,7 +251,8 @@ class Player:
         op, reuse = instruction.op, instruction.reuse
         self._heads.append([instruction])
         self._tails.append([])
-        self.clock_seconds += self.tape.ops[op].variant(instruction.variant).seconds
+        ran = self.tape.ops[op]
+        self.clock_seconds += ran.seconds if instruction.variant is None else ran.variant(instruction.variant).seconds
         self._ran_seconds.append(self.clock_seconds)
         self._host_high.append(self.host_bytes)
         group = len(self._heads) - 1

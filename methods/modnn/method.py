@@ -17,7 +17,7 @@ from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
 from vramlab.errors import PlanInfeasible
 from vramlab.layers import check_needs
-from vramlab.liveness import lower_bound_bytes, used_storages
+from vramlab.liveness import floor_bytes, lower_bound_bytes
 from vramlab.micro_batches import equal_passes
 from vramlab.planner import Budget
 from vramlab.schedule import Compute, Schedule
@@ -65,7 +65,7 @@ class MoDNN:
 
     def _plans(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Iterator[CheckedSchedule]:
         """By the fastest algorithms, and by the fastest that fit in what the leanest leave free."""
-        floors = _floor_bytes(tape)
+        floors = floor_bytes(tape)
         fastest = tuple(_fastest(op, budget.device_bytes - floor) if self.algorithms else None for op, floor in zip(tape.ops, floors))
         yield _scheduled(tape, device, budget, fastest)
         leanest = tuple(_leanest(op) if self.algorithms else None for op in tape.ops)
@@ -97,18 +97,8 @@ def _without_algorithms(tape: Tape) -> Tape:
     return tape.with_variants([()] * len(tape.ops))
 
 
-def _floor_bytes(tape: Tape) -> list[int]:
-    """Per op: the state and what the op reads and makes, its inside apart. A region that its output can take over counts once."""
-    state = frozenset(s.id for s in tape.storages if s.at_start and s.at_end)
-    floors = []
-    for op in tape.ops:
-        held = state.union(used_storages(tape, op.id)) - ({op.takeover[1]} - state if op.takeover else set())
-        floors.append(sum(tape.storages[s].nbytes for s in held))
-    return floors
-
-
 def _binding_op(tape: Tape) -> int:
-    needed = [floor + op.least_workspace_bytes for op, floor in zip(tape.ops, _floor_bytes(tape))]
+    needed = [floor + op.least_workspace_bytes for op, floor in zip(tape.ops, floor_bytes(tape))]
     return needed.index(max(needed))
 
 
