@@ -50,6 +50,9 @@ def test_a_measured_cell_is_exact_within_its_budget_and_as_predicted(tmp_path):
     assert abs(record.measured["prediction_error_bytes"]) <= max(0.005 * record.measured["peak_bytes"], 2**20)
     assert len(record.measured["step_seconds"]) == len(record.measured["baseline_step_seconds"]) == 2
     assert record.missing["measured.nvml_peak_bytes"].startswith("no NVIDIA GPU")
+    at_peak = record.predicted["at_peak"]
+    assert sum(at_peak["by_role"].values()) + at_peak["inside_op_bytes"] == record.predicted["peak_bytes"]
+    assert record.measured["is_peak_accounted_for"] is True and record.predicted["peak_phase"] in ("forward", "backward")
     assert record.cell_id == hash_config(record.config)
     for name, digest in record.files.items():
         assert hashlib.sha256((tmp_path / "cell" / name).read_bytes()).hexdigest() == digest
@@ -73,6 +76,29 @@ def test_a_simulated_cell_measures_nothing_and_says_so(tmp_path):
     assert record.predicted["profile"] == "v100-32gb" and record.eager_peak_is_simulated is True
     assert record.missing["measured"] == "a simulated target: nothing runs there"
     assert 0 <= record.predicted["swap_vs_recompute"]["share"] <= 1
+
+
+def test_a_native_method_is_measured_and_nothing_is_predicted_of_it(tmp_path):
+    record = run(tmp_path, methods=["torch-checkpoint"], measure={**SMALL["measure"], "time": False})
+    assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
+    assert record.predicted == {} and "has no schedule" in record.missing["predicted"]
+    assert record.measured["prediction_error_bytes"] is None and "has no schedule" in record.missing["measured.prediction_error_bytes"]
+    assert 0 < record.measured["peak_bytes"] < record.eager_peak_bytes and record.eager_peak_is_simulated is False
+    assert not (tmp_path / "cell" / "schedule.json.gz").exists()
+
+
+@pytest.mark.parametrize("kind", ["step", "max_batch"])
+def test_a_native_method_cannot_be_simulated(tmp_path, kind):
+    search = {"search": {"low": 1, "high": 2}} if kind == "max_batch" else {}
+    record = run(tmp_path, methods=["torch-checkpoint"], targets=["sim:v100-32gb"], experiments=[{"name": "e", "kind": kind, **search}])
+    assert record.outcome is Outcome.UNSUPPORTED and "nothing to simulate" in record.message
+    assert record.predicted == {}
+
+
+def test_eager_is_predicted_by_its_own_replay(tmp_path):
+    record = run(tmp_path, methods=["eager"], measure={**SMALL["measure"], "time": False})
+    assert "predicted" not in record.missing
+    assert abs(record.measured["prediction_error_bytes"]) <= max(0.005 * record.measured["peak_bytes"], 2**20)
 
 
 def test_a_method_that_asks_for_it_gets_split_convolutions(tmp_path):

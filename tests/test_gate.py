@@ -30,12 +30,13 @@ def nothing(*_) -> None:
     """The step as it is."""
 
 
-def side(before=nothing, after_backward=nothing, after=nothing, inputs=False, make_optimizer=torch.optim.AdamW) -> Side:
+def side(before=nothing, after_backward=nothing, after=nothing, inputs=False, make_optimizer=torch.optim.AdamW,
+         dtype=torch.float32) -> Side:
     """A training step with places to put a lie; each gets (model, step number)."""
-    model = Net()
+    model = Net().to(dtype)
     optimizer = make_optimizer(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
-    x = [torch.randn(4, 3, 8, 8, generator=generator).requires_grad_(inputs) for _ in range(3)]
+    x = [torch.randn(4, 3, 8, 8, generator=generator).to(dtype).requires_grad_(inputs) for _ in range(3)]
     y = torch.tensor([0, 1, 2, 3])
 
     def step(index: int) -> torch.Tensor:
@@ -233,6 +234,78 @@ def test_the_result_is_json():
     body = lie(after=lambda model, index: torch.rand(1)).to_json()
     assert body == {"truth": "wrong", "steps": 1, "first_step_that_differs": 1,
                     "differing": [{"name": "generator cpu", "what": "the generator is in another state", "max_abs_distance": None}]}
+
+
+def other_kernels(**places):
+    """A step whose roundings are not eager's: the convolution as a product of unfolded patches."""
+    def build() -> Side:
+        tested = side(**places)
+        conv = tested.model.conv
+        conv.forward = lambda x: (nn.functional.unfold(x, 3).transpose(1, 2) @ conv.weight.flatten(1).T + conv.bias).transpose(
+            1, 2).unflatten(2, (6, 6))
+        return tested
+
+    return build
+
+
+def in_float64() -> Side:
+    return side(dtype=torch.float64)
+
+
+def test_other_kernels_are_within_noise_of_float64_where_that_is_allowed():
+    result = run_gate(side, other_kernels(), in_float64=in_float64)
+    assert result.truth is Truth.WITHIN_NOISE and result.steps == len(result.noise) == 3 and result.differing
+    for step in result.noise:
+        assert 0 < step.tested["gradients"] <= 2 * step.eager["gradients"] < 1e-4
+    assert run_gate(side, other_kernels()).truth is Truth.WRONG
+    assert run_gate(side, side, in_float64=in_float64).truth is Truth.EXACT
+
+
+@pytest.mark.parametrize("names", [("conv.weight", "conv.bias", "bn.weight", "bn.bias", "head.weight", "head.bias"), ("head.weight",)])
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_gradient_off_by_a_thousandth_is_wrong(names, step):
+    def stretch(model, index):
+        if index == step:
+            for name in names:
+                model.get_parameter(name).grad.mul_(1.001)
+
+    result = run_gate(side, other_kernels(after_backward=stretch), in_float64=in_float64)
+    assert result.truth is Truth.WRONG and result.first_step_that_differs == step + 1
+    assert {d.name for d in result.differing} >= {f"gradient {name}" for name in names}
+
+
+def test_noise_excuses_no_integer_no_generator_and_no_missing_gradient():
+    def count(model, index):
+        model.bn.num_batches_tracked += 1
+
+    def drop(model, index):
+        model.conv.bias.grad = None
+
+    for places, name in (({"after": count}, "state bn.num_batches_tracked"), ({"after": lambda model, index: torch.rand(1)}, "generator cpu"),
+                         ({"after_backward": drop}, "gradient conv.bias")):
+        result = run_gate(side, other_kernels(**places), in_float64=in_float64)
+        assert result.truth is Truth.WRONG and name in names(result)
+
+
+def test_statistics_off_by_a_thousandth_are_wrong():
+    def drift(model, index):
+        model.bn.running_var *= 1.001
+
+    assert run_gate(side, other_kernels(after=drift), in_float64=in_float64).truth is Truth.WRONG
+
+
+def test_nothing_is_excused_where_eager_itself_is_far_from_float64():
+    """Dropout that draws otherwise in double precision, say: both sides are far off, which must not make everything near enough."""
+    def elsewhere() -> Side:
+        return side(before=lambda model, index: torch.rand(3), dtype=torch.float64)
+
+    result = run_gate(side, other_kernels(), in_float64=elsewhere)
+    assert result.truth is Truth.WRONG and set(result.noise[0].excess) == {"loss", "gradients", "state", "optimizer state"}
+
+
+def test_noise_is_json():
+    noise = run_gate(side, other_kernels(), steps=1, in_float64=in_float64).to_json()["noise"]
+    assert set(noise[0]) == {"eager", "tested"} and all(set(d) == {"loss", "gradients", "state", "optimizer state"} for d in noise[0].values())
 
 
 @pytest.mark.gpu

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from vramlab.isolate import Call, run_isolated
-from vramlab.meter import AllocatorMeter, MeterError, measure_peak, measure_step_peak, storage_bytes
+from vramlab.meter import (
+    AllocatorMeter, MeterError, measure_peak, measure_step_peak, refuse_false_watermark, refuse_low_peak, storage_bytes,
+)
 
 FLOAT = 4
 
@@ -177,6 +179,41 @@ def test_memory_from_numpy_is_refused():
     numpy = pytest.importorskip("numpy")
     with pytest.raises(MeterError, match="numpy"):
         measure_peak(lambda: [torch.from_numpy(numpy.zeros(10, dtype="float32"))])
+
+
+def watermarks(**changes: int) -> dict[str, int]:
+    """Statistics of a caching allocator right after a reset; `kind_peak` or `kind_current` changes one."""
+    stats = {f"{kind}_bytes.all.{what}": nbytes for kind, nbytes in (("requested", 90), ("allocated", 100), ("active", 100), ("reserved", 200))
+             for what in ("peak", "current")}
+    return stats | {f"{kind}_bytes.all.{what}": n for key, n in changes.items() for kind, what in [key.rsplit("_", 1)]}
+
+
+def test_a_watermark_that_was_not_reset_is_refused():
+    refuse_false_watermark(watermarks())
+    with pytest.raises(MeterError, match="watermark of allocated_bytes is 3,000 and 100 are live"):
+        refuse_false_watermark(watermarks(allocated_peak=3000))
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"requested_peak": 89}, "peak of requested_bytes is 89, below the 90"), ({"reserved_peak": 199}, "below the 200"),
+    ({"requested_peak": 150}, "out of order: .150, 100, 100, 200"),
+])
+def test_a_peak_that_cannot_be_is_refused(changes, said):
+    refuse_low_peak(watermarks(requested_peak=95, allocated_peak=120, active_peak=130))
+    with pytest.raises(MeterError, match=said):
+        refuse_low_peak(watermarks(**changes))
+
+
+@pytest.mark.gpu
+def test_a_gpu_step_that_follows_a_larger_one_has_its_own_peak():
+    big = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    del big
+
+    def build():
+        x = torch.zeros(2**20, device="cuda")
+        return lambda: x.add_(1), lambda: [x]
+
+    assert measure_step_peak(build, device="cuda").peak_bytes < 32 * 2**20
 
 
 @pytest.mark.gpu

@@ -102,6 +102,17 @@ def test_numbers_of_a_measured_cell(page):
     assert (row["peak 2"], row["off by"], row["step time 2"], row["time / no method"]) == ("595.0 MiB", "0 B", "1.40 s", "1.40")
 
 
+def test_what_no_schedule_predicts_is_a_dash_with_the_reason(tmp_path):
+    step = measured_step("torch-checkpoint", 700)
+    why = "torch-checkpoint has no schedule"
+    record = replace(step, predicted={}, measured={**step.measured, "prediction_error_bytes": None},
+                     missing={**step.missing, "predicted": why, "measured.prediction_error_bytes": why})
+    page = render_page(tmp_path, [record])
+    row = row_of(page, "Training steps, measured", method="torch-checkpoint")
+    assert {row[c].split(" ")[0].rstrip("0123456789") for c in ("peak 2", "off by", "step time 2", "time / no method")} == {"\u2013"}
+    assert why in page.text and row["peak"] == "700.0 MiB"
+
+
 def test_simulated_numbers_stand_under_the_word_simulated_only(tmp_path):
     page = render_page(tmp_path, [simulated_step("delta", 598, budget="60%", overhead=0.25)])
     assert "Training steps, measured" not in page.tables and page.text.count("Nothing was measured.") == 1

@@ -20,6 +20,7 @@ from vramlab import __version__
 from vramlab.device import PERTURBATIONS
 from vramlab.environment import probe
 from vramlab.isolate import Call, CallResult, Settings, alternate, run_isolated
+from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
 from vramlab.statistics import distinguishable, drift, paired_ratio
 from vramlab.telemetry import Sampler
@@ -163,6 +164,9 @@ _KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch, "
 # --- their parts ----------------------------------------------------------------------------------------------------------
 def _plan(draft: _Draft, eager_peak_bytes: int | None) -> None:
     draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, seconds=draft.config["measure"]["plan_timeout_seconds"])
+    if "unpredicted" in draft.facts:
+        for block in ("predicted", "measured.prediction_error_bytes"):
+            draft.missing[block] = draft.facts["unpredicted"]
     if "infeasible" in draft.facts:
         if draft.is_simulated:
             _perturb(draft, "plan_perturbed")
@@ -189,7 +193,11 @@ def _judge_peak(draft: _Draft) -> None:
     peak, budget = draft.measured["peak_bytes"], draft.facts["budget_bytes"]
     highest = max(peak, draft.measured["cold_peak_bytes"])
     draft.measured["over_budget_bytes"] = None if budget is None else max(0, highest - budget)
-    draft.measured["prediction_error_bytes"] = draft.facts["predicted"]["peak_bytes"] - peak
+    predicted = draft.facts.get("predicted")
+    draft.measured["prediction_error_bytes"] = None if predicted is None else predicted["peak_bytes"] - peak
+    if predicted is not None:  # whether what is said to be live at the peak is all that the meter saw
+        accounted = sum(predicted["at_peak"]["by_role"].values()) + predicted["at_peak"]["inside_op_bytes"]
+        draft.measured["is_peak_accounted_for"] = abs(accounted - peak) <= max(TOLERANCE_SHARE * peak, TOLERANCE_BYTES)
     if draft.measured["over_budget_bytes"]:
         draft.end(Outcome.WRONG, "over_budget", f"the step held {highest:,} bytes, the budget is {budget:,}")
 
@@ -258,13 +266,9 @@ def _baseline_path(draft: _Draft) -> Path:
 def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping[str, Any]) -> RunRecord:
     facts = draft.facts
     predicted = dict(facts.get("predicted", {}))
-    if facts:
-        predicted["swap_vs_recompute"] = facts["swap_vs_recompute"]
-    predicted |= facts.get("prepared", {})
+    predicted |= {key: facts[key] for key in ("swap_vs_recompute", "infeasible") if key in facts} | facts.get("prepared", {})
     if draft.sensitivity:
         (predicted if draft.config["kind"] == "step" else draft.search)["sensitivity"] = draft.sensitivity
-    if "infeasible" in facts:
-        predicted["infeasible"] = facts["infeasible"]
     measured = draft.measured | {k: facts[k] for k in ("capture_seconds", "plan_seconds") if k in facts}
     _name_missing(draft, measured)
     return RunRecord(
@@ -307,7 +311,8 @@ def _name_missing(draft: _Draft, measured: dict[str, Any]) -> None:
     if draft.is_simulated or draft.config["kind"] != "step":
         return
     on_cpu = draft.config["target"] == "cpu"
-    for name in ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "nvml_peak_bytes", "outside_torch_bytes"):
+    for name in ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "nvml_peak_bytes", "outside_torch_bytes",
+                 "allocation_retries"):
         if measured.get(name) is None:
             measured[name] = None
             draft.missing[f"measured.{name}"] = "no NVIDIA GPU: the step ran on the CPU" if on_cpu else "not sampled"

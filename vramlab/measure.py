@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from vramlab.algorithms import Named, named_variants, names_of, under_variants
+from vramlab.at_peak import live_at_peak
 from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
 from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
 from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed_profile
-from vramlab.errors import CaptureError, PlanInfeasible
+from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
 from vramlab.gate import Side, deterministic, distance_between, run_gate
@@ -66,6 +67,11 @@ class _Cell:
         return self.method.card.kind == "native"
 
     @property
+    def has_schedule(self) -> bool:
+        """Does it run a schedule, or eager's own order? Other native methods do as PyTorch does, which no schedule says."""
+        return not self.is_native or self.config["method"] == "eager"
+
+    @property
     def is_simulated(self) -> bool:
         return self.config["target"].startswith("sim:")
 
@@ -85,6 +91,8 @@ class _Cell:
         return perturbed_profile(profile, self.config["perturbation"]) if "perturbation" in self.config else profile
 
     def planner(self) -> Planner:
+        if not self.has_schedule:
+            raise Unsupported(f"{self.config['method']} is a native method without a schedule: there is nothing to simulate")
         return _Replay() if self.is_native else self.method.build(**self.config["options"])
 
     def workload(self, batch_size: int | None = None) -> TrainingStep:
@@ -139,7 +147,7 @@ class _Cell:
 
 
 class _Replay:
-    """Eager's own order and liveness: how a native method is simulated."""
+    """Eager's own order and liveness: how eager is simulated."""
 
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         schedule = replay_schedule(tape, "replay")
@@ -152,8 +160,14 @@ class _Replay:
 
 # --- plan -----------------------------------------------------------------------------------------------------------------
 def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str, Any]:
-    """Capture, cost, plan, check, simulate. Writes tape and schedule; returns what the record keeps of it, all of it simulated."""
+    """Capture, cost, plan, check, simulate. Writes tape and schedule; returns what the record keeps of it, all of it simulated.
+
+    A native method other than eager has no schedule: it is captured only, and `unpredicted` says why nothing is predicted.
+    """
     cell, out = _Cell.of(spec), Path(folder)
+    if not cell.has_schedule and not cell.is_simulated:
+        return _unplanned(cell, eager_peak_bytes)
+    planner = cell.planner()
     started = time.perf_counter()
     bare = cell.tiled(cell.config["batch_size"])
     step = cell.workload() if bare is None else None  # a deep network is never built whole
@@ -179,8 +193,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     if prepared is not None:
         facts["prepared"] = prepared.to_json()
     tape.save(out / "tape.json.gz")
-    started = time.perf_counter()
-    planner, devices = cell.planner(), cell.config.get("devices", 1)
+    started, devices = time.perf_counter(), cell.config.get("devices", 1)
     try:
         checked = one = _planned(cell, planner, step, tape, profile, budget, cell.config["batch_size"])
         if devices > 1:
@@ -199,6 +212,22 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     facts |= {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
     over_devices = _over_devices(one, checked, profile, devices) if "devices" in cell.config else {}
     return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile) | over_devices}
+
+
+def _unplanned(cell: _Cell, eager_peak_bytes: int | None) -> dict[str, Any]:
+    started = time.perf_counter()
+    tape = cell.captured(cell.workload(), cell.config["batch_size"]).tape
+    base = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
+    budget = resolve_budget(cell.config["budget"], base, tape)
+    return {
+        "capture_seconds": time.perf_counter() - started,
+        "budget_bytes": None if budget.device_bytes >= UNLIMITED else budget.device_bytes,
+        "eager_peak_bytes": base,
+        "eager_peak_is_simulated": eager_peak_bytes is None,
+        "tape_digest": tape.digest,
+        "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role},
+        "unpredicted": f"{cell.config['method']} has no schedule: PyTorch decides while the step runs, and nothing predicts it",
+    }
 
 
 def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tape, profile: DeviceProfile, budget: Budget,
@@ -247,8 +276,9 @@ def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, An
     metrics = trace.metrics
     at_peak = checked.schedule.instructions[metrics.peak_instruction]
     op = getattr(at_peak, "op", None)
+    live = live_at_peak(checked).to_json()
     found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op),
-                               "average_state_bytes": average_state_bytes(checked, trace)}
+                                 "peak_phase": live["phase"], "at_peak": live, "average_state_bytes": average_state_bytes(checked, trace)}
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
 
 
@@ -457,6 +487,7 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
         "allocated_peak_bytes": peaks.allocated_peak_bytes,
         "active_peak_bytes": peaks.active_peak_bytes,
         "reserved_peak_bytes": peaks.reserved_peak_bytes,
+        "allocation_retries": peaks.allocation_retries,
     }
     return {k: v for k, v in found.items() if v is not None} | counts
 
@@ -464,7 +495,8 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
 def gate(spec: Spec, folder: str) -> dict[str, Any]:
     """Three optimizer steps of the plan against eager, bit for bit, at `gate_batch_size` where that is set.
 
-    A plan over micro-batches is held against eager over the same micro-batches, and its distance to the whole batch is measured.
+    A plan over micro-batches is held against eager over the same micro-batches, and its distance to the whole batch is measured. A native
+    method may be `within_noise`: PyTorch's own may run other kernels than eager.
     """
     cell = _Cell.of(spec)
     measure = cell.config["measure"]
@@ -486,7 +518,16 @@ def gate(spec: Spec, folder: str) -> dict[str, Any]:
             model=step.model, step=lambda i: one(*batches[i]), optimizer=optimizer, inputs=[b for b in batches[0] if b.is_floating_point()]
         )
 
-    result = run_gate(lambda: side(None), lambda: side(Path(folder)), steps=measure["gate_steps"], seed=cell.config["training"]["seed"])
+    def in_float64() -> Side:
+        step = cell.workload(size)
+        step.model.double()
+        optimizer = step.make_optimizer()
+        one = _step_of(step, optimizer, _eager(step, ()))
+        wide = [tuple(b.double() if b.is_floating_point() else b for b in batch) for batch in batches]
+        return Side(model=step.model, step=lambda i: one(*wide[i]), optimizer=optimizer)
+
+    result = run_gate(lambda: side(None), lambda: side(Path(folder)), steps=measure["gate_steps"], seed=cell.config["training"]["seed"],
+                      in_float64=in_float64 if cell.is_native else None)
     counts = executors[0].counts if executors else {}
     truth, over_passes = result.truth, {}
     if sizes:

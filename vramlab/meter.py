@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -192,9 +192,33 @@ def _measure_cuda_steps(build: Build, steps: int, device: torch.device) -> StepP
 
 
 def _cuda_peaks(step: Callable[[], Any], device: torch.device) -> dict[str, int]:
-    """Statistics of the caching allocator over one step. The reset lowers the watermark to what is live now, never below."""
+    """Statistics of the caching allocator over one step. MeterError when the reset watermark is not what is live, or falls below it."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
+    refuse_false_watermark(torch.cuda.memory_stats(device))
     step()
     torch.cuda.synchronize(device)
-    return torch.cuda.memory_stats(device)
+    stats = torch.cuda.memory_stats(device)
+    refuse_low_peak(stats)
+    return stats
+
+
+_KINDS = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
+
+
+def refuse_false_watermark(stats: Mapping[str, int]) -> None:
+    """A reset lowers the watermark to what is live now, and to nothing else: else a step's peak is that of an earlier one."""
+    for kind in _KINDS:
+        peak, live = stats[f"{kind}.all.peak"], stats[f"{kind}.all.current"]
+        if peak != live:
+            raise MeterError(f"after its reset the watermark of {kind} is {peak:,} and {live:,} are live: the reset did not work")
+
+
+def refuse_low_peak(stats: Mapping[str, int]) -> None:
+    """A peak below what is live, or kinds out of order (requested, allocated, active, reserved), is no reading."""
+    for kind in _KINDS:
+        if stats[f"{kind}.all.peak"] < stats[f"{kind}.all.current"]:
+            raise MeterError(f"the peak of {kind} is {stats[f'{kind}.all.peak']:,}, below the {stats[f'{kind}.all.current']:,} that are live")
+    peaks = [stats[f"{kind}.all.peak"] for kind in _KINDS]
+    if peaks != sorted(peaks):
+        raise MeterError(f"requested, allocated, active and reserved bytes have peaks out of order: {peaks}")

@@ -38,7 +38,7 @@ _run = _group("run", "Run a workflow.")
 _validate = _group("validate", "Check a file.")
 _plan = _group("plan", "Plan a step without running it.")
 _report = _group("report", "Write the report of runs.")
-_check = _group("check", "Check a method or a bundle.")
+_check = _group("check", "Check a method, a bundle or the predictions.")
 _train = _group("train", "Train a method that learns.")
 
 
@@ -196,6 +196,31 @@ def check_bundle(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None
     from vramlab.cli.runs import check_one_bundle
 
     raise typer.Exit(check_one_bundle(folder))
+
+
+@_check.command("prediction")
+def check_prediction(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Runs whose cells are compared.")] = None,
+    models: Annotated[str | None, typer.Option("--models", metavar="M[,M]", help="Run cells of these models instead.")] = None,
+    methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
+    budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 8,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell.")] = 5,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key: model.image_size=64.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
+    output_dir: Results = Path("results"),
+    collection: Collections = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare simulated with measured peaks and step times, over runs or over --models run now.
+
+    Exit code 1 when step times are off by more than 10 % in the median without transfers, or by 15 % with.
+    """
+    from vramlab.cli.checks import Grid, check_prediction as check
+
+    grid = Grid(models=models.split(",") if models else (), methods=methods.split(","), budgets=budgets.split(","), batch=batch, steps=steps,
+                device=device, overrides=sets or [])
+    raise typer.Exit(check(runs or [], output_dir, grid, collection or [], as_json=as_json))
 
 
 @app.command("new")

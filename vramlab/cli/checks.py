@@ -1,17 +1,26 @@
-"""check method: what it imports, its options, its plans, the contract that all methods keep, and the truth gate on this machine."""
+"""check method: what it imports, its options, its plans, the contract that all methods keep, and the truth gate on this machine.
+check prediction: what the simulator said of steps, against what they took.
+"""
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
-from vramlab.cli.words import print_json
+from vramlab.cli.words import print_json, table
+from vramlab.cli.progress import PlainDisplay
 from vramlab.cli.workflows import Silent, open_library, scratch
 from vramlab.collection import Library, Method
+from vramlab.errors import WorkflowError
 from vramlab.method_check import Check, check_contract, check_method
+from vramlab.doctor import detect_host
+from vramlab.prediction import Comparison, Prediction, comparisons, judge, to_json
 from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.report.words import DASH, bytes_in_words, seconds_in_words
+from vramlab.run_folder import resolve_run
 from vramlab.runner import Runner
 from vramlab.workflow import Host, single_cell
 
@@ -58,3 +67,77 @@ def _truth_faults(records: Sequence[RunRecord]) -> Iterator[str]:
         is_told = record.outcome is Outcome.OK and record.truth in (Truth.EXACT, Truth.WITHIN_NOISE, Truth.SEMANTICS_CHANGED)
         if not is_told and record.outcome not in _REFUSED:
             yield f"{record.config['budget'] or 'no budget'}: {record.outcome}, {record.message or record.truth}"
+
+
+# ------------------------------------------------------------------------------------------------ check prediction
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Cells to run for a check: models x methods x budgets."""
+
+    models: Sequence[str]
+    methods: Sequence[str]
+    budgets: Sequence[str]
+    batch: int
+    steps: int  # timed
+    device: str
+    overrides: Sequence[str]
+
+
+def check_prediction(runs: Sequence[str], results: Path, grid: Grid, extra: Sequence[Path], *, as_json: bool) -> int:
+    """Simulated against measured, over the cells of runs or of a grid that is run now; exit code 1 when step times are too far off."""
+    if bool(runs) == bool(grid.models):
+        raise WorkflowError("check prediction needs runs, or --models to run cells of their own; not both")
+    records = [r for name in runs for r in resolve_run(name, results).records().values()] if runs else _run_grid(grid, extra)
+    cells = comparisons(records)
+    found = judge(cells)
+    if as_json:
+        print_json(to_json(found, cells))
+    else:
+        print("\n".join(_in_lines(found, cells)))
+    return 1 if found.faults else 0
+
+
+def _run_grid(grid: Grid, extra: Sequence[Path]) -> list[RunRecord]:
+    """The records of all cells, in a folder that is thrown away. One line a cell on stderr."""
+    library, host, records = open_library(extra), detect_host(grid.device), []
+    if host.auto.startswith("sim:"):
+        raise WorkflowError(f"{host.auto} is simulated: there is nothing to compare a prediction with")
+    for model in grid.models:
+        settings: dict[str, Any] = {
+            "model": model, "batch_sizes": [grid.batch], "methods": list(grid.methods), "targets": ["auto"],
+            "measure": {"warmup": 1, "steps": grid.steps, "gate_batch_size": min(2, grid.batch), "gate_steps": 1},
+        }
+        if any(library.method(name).card.takes_budget for name in grid.methods):
+            settings["budgets"] = list(grid.budgets)
+        with tempfile.TemporaryDirectory(prefix="prediction-", dir=scratch()) as folder:
+            plan = single_cell(library, settings, grid.overrides, host)
+            result = Runner(plan, Path(folder), PlainDisplay(sys.stderr)).run()
+        records += result.records.values()
+        if result.is_interrupted:
+            raise KeyboardInterrupt
+    return records
+
+
+def _in_lines(found: Prediction, cells: Sequence[Comparison]) -> Iterator[str]:
+    columns = ("model", "batch", "method", "budget", "peak", "predicted", "off by", "step", "predicted", "off by")
+    yield table(columns, [_row(c) for c in cells], right=columns[4:])
+    yield ""
+    unsafe = "-" if found.unsafe_share is None else f"{found.unsafe_share:.1%} of {found.cells} (the most by {found.worst_unsafe_bytes:,} bytes)"
+    yield f"unsafe predictions, of a peak below the measured one: {unsafe}"
+    yield f"peaks beyond the tolerance of 0.5 % or 1 MiB: {len(found.outside_tolerance)}"
+    for words, error, cells_timed in (("without transfers", found.median_time_error, found.timed),
+                                      ("with transfers", found.median_time_error_with_transfers, found.timed_with_transfers)):
+        yield f"step time {words}, median error: {'-' if error is None else f'{error:.1%}'} over {cells_timed} cells"
+    for words, tau, pairs in (("", found.kendall_tau, found.pairs), (" beyond the drift", found.kendall_tau_beyond_drift,
+                                                                     found.pairs_beyond_drift)):
+        yield f"Kendall's tau of step times{words}: {'-' if tau is None else f'{tau:.2f}'} over {pairs} pairs"
+    yield from (f"FAIL  {fault}" for fault in found.faults)
+
+
+def _row(cell: Comparison) -> list[str]:
+    return [
+        cell.model, str(cell.batch_size), cell.method, cell.budget or DASH, bytes_in_words(cell.peak_bytes),
+        bytes_in_words(cell.predicted_peak_bytes), DASH if cell.error_bytes is None else f"{cell.error_bytes:+,} B",
+        seconds_in_words(cell.step_seconds), seconds_in_words(cell.predicted_step_seconds),
+        DASH if cell.time_error is None else f"{cell.time_error:+.1%}",
+    ]

@@ -235,6 +235,9 @@ def _print_prediction(record: RunRecord) -> None:
           f"{f' ({record.message})' if record.message else ''}")
     if record.outcome is not Outcome.OK:
         return
+    if "predicted" in record.missing:
+        print(f"  nothing is predicted: {record.missing['predicted']}")
+        return
     rows = [
         ("budget", bytes_in_words(record.budget_bytes)),
         ("peak", f"{bytes_in_words(predicted.get('peak_bytes'))} at op {predicted.get('peak_op', DASH)}"),
