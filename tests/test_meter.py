@@ -183,8 +183,8 @@ def test_memory_from_numpy_is_refused():
 
 def watermarks(**changes: int) -> dict[str, int]:
     """Statistics of a caching allocator right after a reset; `kind_peak` or `kind_current` changes one."""
-    stats = {f"{kind}_bytes.all.{what}": nbytes for kind, nbytes in (("requested", 90), ("allocated", 100), ("active", 100), ("reserved", 200))
-             for what in ("peak", "current")}
+    held = {"requested": 90, "allocated": 100, "active": 100, "reserved": 200}
+    stats = {f"{kind}_bytes.all.{what}": nbytes for kind, nbytes in held.items() for what in ("peak", "current")}
     return stats | {f"{kind}_bytes.all.{what}": n for key, n in changes.items() for kind, what in [key.rsplit("_", 1)]}
 
 

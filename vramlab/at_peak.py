@@ -63,7 +63,7 @@ def live_at_peak(checked: CheckedSchedule) -> AtPeak:
 
 
 def layer_of(tape: Tape, storage: Storage) -> str:
-    """The module that a storage belongs to: the owner of a parameter, its gradient and its optimizer state; the layer that makes the rest."""
+    """The module that a storage belongs to: the owner of a parameter, its gradient and optimizer state; else the layer that makes it."""
     producer = tape.producer[storage.id]
     if storage.role in (Role.ACTIVATION, Role.TEMPORARY):
         return "" if producer is None else tape.ops[producer].layer

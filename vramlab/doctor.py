@@ -19,8 +19,8 @@ import psutil
 
 from vramlab.child import child_environment
 from vramlab.environment import cache_dir, package_version
-from vramlab.device import profile_names
 from vramlab.errors import EnvironmentUnable, WorkflowError
+from vramlab.this_machine import known_profiles
 from vramlab.workflow import Host
 from vramlab.yaml_nodes import nearest, one_of
 
@@ -101,10 +101,10 @@ def detect_host(device: str) -> Host:
     WorkflowError on another word; EnvironmentUnable when the GPU that is asked for is not there.
     """
     kind, _, name = device.partition(":")
-    if kind == "sim" and name in profile_names():
+    if kind == "sim" and name in known_profiles():
         return Host(device, count_cuda_devices())
     if kind == "sim":
-        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(profile_names())}{nearest(name, profile_names())}")
+        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
     if device != "auto" and device != "cpu" and not (kind == "cuda" and name.isdecimal()):
         allowed = ("auto", "cpu", "cuda:0", "sim:NAME")
         raise WorkflowError(f"--device {device!r} is not allowed; allowed: {one_of(allowed)}{nearest(device, allowed)}")

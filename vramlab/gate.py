@@ -23,6 +23,8 @@ from vramlab.record import Truth
 
 GATE_STEPS = 3
 NOISE_FACTOR = 2.0  # times eager's own distance to float64: as far as other kernels may be off
+ROUNDING = 2.0**-23  # relative, of float32: where eager is nearer than this by luck, twice this is near enough
+NOTHING_BUT_NOISE = 0.1  # relative: a gradient of eager's that is farther off says nothing of its parameter's new value
 LARGEST_NOISE = 1e-3  # relative: where eager itself may be farther off, a wrong gradient of this size would pass, so nothing is judged
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -49,7 +51,10 @@ class Difference:
 @dataclass(frozen=True, kw_only=True)
 class StepNoise:
     """How far one step is from the same step in float64, over float64's norm. Per group of values, each as one vector: loss, gradients,
-    state (parameters and buffers), optimizer state.
+    parameters, buffers, optimizer state.
+
+    A gradient that is nothing but rounding (of a bias before BatchNorm) sends its parameter anywhere where an optimizer divides by the
+    gradient's size: such a parameter is left out.
     """
 
     eager: Mapping[str, float]
@@ -64,7 +69,7 @@ class StepNoise:
         allowed = {**self.eager, "loss": max(self.eager["loss"], self.eager["gradients"])}
         if any(not NOISE_FACTOR * distance <= LARGEST_NOISE for distance in self.eager.values()):
             return tuple(allowed)
-        return tuple(name for name, distance in allowed.items() if not self.tested[name] <= NOISE_FACTOR * distance)
+        return tuple(name for name, distance in allowed.items() if not self.tested[name] <= NOISE_FACTOR * max(distance, ROUNDING))
 
     def to_json(self) -> dict[str, Any]:
         """`{"eager": {...}, "tested": {...}}`; what is not finite is None."""
@@ -133,7 +138,7 @@ def _gradients(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.detach().double().flatten().cpu() for p in model.parameters() if p.grad is not None])
 
 
-_GROUPS = {"loss": "loss", "gradient": "gradients", "state": "state", "optimizer": "optimizer state"}
+GROUPS = ("loss", "gradients", "parameters", "buffers", "optimizer state")
 
 
 def _compare_noise(exact: GateResult, reference: _Runner, tested: _Runner, wide: _Runner, steps: int) -> GateResult:
@@ -144,9 +149,10 @@ def _compare_noise(exact: GateResult, reference: _Runner, tested: _Runner, wide:
             side.step(index)
         expected, found, true = reference.values(), tested.values(), wide.values()
         differing = _compare(expected, found)
-        noise.append(StepNoise(eager=_distances(expected, true), tested=_distances(found, true)))
+        lost = _without_gradient(expected, true)
+        noise.append(StepNoise(eager=_distances(expected, true, lost), tested=_distances(found, true, lost)))
         firm = [d for d in differing if d.max_abs_distance is None or not _is_floating(expected[d.name])]
-        beyond = [d for d in differing if _GROUPS.get(d.name.partition(" ")[0]) in noise[-1].excess]
+        beyond = [d for d in differing if d.name not in lost and _group(d.name, true) in noise[-1].excess]
         if firm or beyond:
             return GateResult(truth=Truth.WRONG, differing=tuple(firm or beyond), steps=index + 1, first_step_that_differs=index + 1,
                               noise=tuple(noise))
@@ -160,18 +166,45 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _distances(found: Mapping[str, Any], true: Mapping[str, Any]) -> dict[str, float]:
+def _group(name: str, values: Mapping[str, Any]) -> str | None:
+    """Which of the groups a value belongs to; None of a generator."""
+    kind, _, rest = name.partition(" ")
+    if kind == "state":
+        return "parameters" if f"gradient {rest}" in values else "buffers"
+    return {"loss": "loss", "gradient": "gradients", "optimizer": "optimizer state"}.get(kind)
+
+
+def _without_gradient(found: Mapping[str, Any], true: Mapping[str, Any]) -> frozenset[str]:
+    """The parameters, as `state <name>`, whose gradients are nothing but noise."""
+    names = [name for name, value in true.items() if name.startswith("gradient ") and _is_floating(value)]
+    return frozenset(f"state {name.removeprefix('gradient ')}" for name in names
+                     if not _relative(*_squares(found.get(name), true[name])) <= NOTHING_BUT_NOISE)
+
+
+def _distances(found: Mapping[str, Any], true: Mapping[str, Any], lost: frozenset[str]) -> dict[str, float]:
     """Per group: the norm of the difference over the norm of the true values. Infinite where a value is missing or has another shape."""
-    squares = {group: [0.0, 0.0] for group in _GROUPS.values()}
+    sums = {group: [0.0, 0.0] for group in GROUPS}
     for name, value in true.items():
-        group, other = _GROUPS.get(name.partition(" ")[0]), found.get(name)
-        if group is None or not _is_floating(value):
-            continue
-        value = value.detach().double()
-        fits = _is_floating(other) and other.shape == value.shape
-        squares[group][0] += float((other.detach().double() - value).square().sum()) if fits else float("inf")
-        squares[group][1] += float(value.square().sum())
-    return {group: (off / norm) ** 0.5 if norm else (off and float("inf")) for group, (off, norm) in squares.items()}
+        group = _group(name, true)
+        if group is not None and name not in lost and _is_floating(value):
+            off, norm = _squares(found.get(name), value)
+            sums[group][0] += off
+            sums[group][1] += norm
+    return {group: _relative(*squares) for group, squares in sums.items()}
+
+
+def _squares(found: Any, true: torch.Tensor) -> tuple[float, float]:
+    """Squared norms of a difference and of the true value."""
+    true = true.detach().double()
+    if not _is_floating(found) or found.shape != true.shape:
+        return float("inf"), float(true.square().sum())
+    return float((found.detach().double() - true).square().sum()), float(true.square().sum())
+
+
+def _relative(off: float, norm: float) -> float:
+    if norm:
+        return (off / norm) ** 0.5
+    return float("inf") if off else 0.0
 
 
 def _adopt(side: Side, source: Side) -> None:

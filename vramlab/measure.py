@@ -87,7 +87,8 @@ class _Cell:
     def profile(self) -> DeviceProfile:
         if not self.is_simulated:
             return measure_profile(self.device)
-        profile = load_profile(self.config["target"].removeprefix("sim:"))
+        stated = self.config.get("profile")  # of this machine, measured
+        profile = load_profile(self.config["target"].removeprefix("sim:")) if stated is None else DeviceProfile(**stated)
         return perturbed_profile(profile, self.config["perturbation"]) if "perturbation" in self.config else profile
 
     def planner(self) -> Planner:

@@ -217,8 +217,9 @@ def refuse_false_watermark(stats: Mapping[str, int]) -> None:
 def refuse_low_peak(stats: Mapping[str, int]) -> None:
     """A peak below what is live, or kinds out of order (requested, allocated, active, reserved), is no reading."""
     for kind in _KINDS:
-        if stats[f"{kind}.all.peak"] < stats[f"{kind}.all.current"]:
-            raise MeterError(f"the peak of {kind} is {stats[f'{kind}.all.peak']:,}, below the {stats[f'{kind}.all.current']:,} that are live")
+        peak, live = stats[f"{kind}.all.peak"], stats[f"{kind}.all.current"]
+        if peak < live:
+            raise MeterError(f"the peak of {kind} is {peak:,}, below the {live:,} that are live")
     peaks = [stats[f"{kind}.all.peak"] for kind in _KINDS]
     if peaks != sorted(peaks):
         raise MeterError(f"requested, allocated, active and reserved bytes have peaks out of order: {peaks}")

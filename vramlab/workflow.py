@@ -20,6 +20,7 @@ from vramlab.collection import Library, Method, Model, UnknownName, files_of_opt
 from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, hash_config
 from vramlab.schema import shown, validate
+from vramlab.this_machine import THIS, is_calibrated, read_calibration
 from vramlab.workflow_layers import (
     Merged, Override, file_for, merge_experiments, names_of, own_experiments, parse_overrides, set_in_file, when_block, without,
 )
@@ -393,6 +394,8 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
         return "a simulated device trains nothing"
     if experiment.devices and not target.startswith("sim:"):
         return "several devices are simulated only; give it targets: [sim:NAME]"
+    if target == f"sim:{THIS}" and not is_calibrated():
+        return "this machine has not been measured; `vramlab calibrate` does it"
     if target.startswith("cuda:") and int(target[5:]) >= host.cuda_devices:
         return "this machine has no NVIDIA GPU" if not host.cuda_devices else f"this machine has {host.cuda_devices} NVIDIA GPU(s)"
     folder = (experiment.data or "").partition("imagefolder:")[2]
@@ -439,6 +442,8 @@ def _config(experiment: CompleteExperiment, model: Model, batch_size: int | None
         "measure": (experiment.measure or Measure()).model_dump(),
         "sources": {"method": method.sha256, "model": model.sha256, "harness": __version__} | ({"files": files} if files else {}),
     }
+    if target == f"sim:{THIS}":
+        config["profile"] = read_calibration().profile.to_json()  # in the config: other numbers are another cell
     if experiment.kind in SEARCHES:
         config["search"] = (experiment.search or Search()).model_dump()
     return config

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from vramlab.device import profile_names
 from vramlab.planner import parse_bytes, parse_percent
 from vramlab.record import SEARCHES, Outcome
 from vramlab.schema import Strict
+from vramlab.this_machine import known_profiles
 from vramlab.yaml_nodes import nearest, one_of
 
 PLATFORMS = ("cpu", "cuda")
@@ -46,8 +46,8 @@ def _check_budget(value: Any) -> str:
 
 def _check_target(value: str) -> str:
     kind, _, name = value.partition(":")
-    if kind == "sim" and name not in profile_names():
-        raise ValueError(f"there is no device profile {name!r}; there are {one_of(profile_names())}{nearest(name, profile_names())}")
+    if kind == "sim" and name not in known_profiles():
+        raise ValueError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
     if not re.fullmatch(r"auto|cpu|cuda:[0-9]+|sim:.+", value):
         raise ValueError(f"allowed: auto, cpu, cuda:0, sim:NAME{nearest(value, ('auto', 'cpu', 'cuda:0'))}")
     return value

@@ -200,7 +200,7 @@ def check_bundle(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None
 
 @_check.command("prediction")
 def check_prediction(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Runs whose cells are compared.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Runs to judge.")] = None,
     models: Annotated[str | None, typer.Option("--models", metavar="M[,M]", help="Run cells of these models instead.")] = None,
     methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
     budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
@@ -232,6 +232,18 @@ def new(
     from vramlab.cli.new import make
 
     raise typer.Exit(make(what, name, Path.cwd()))
+
+
+@app.command("calibrate")
+def calibrate(
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what is known.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine: arithmetic by shape, memory, link, latencies. Then the target sim:this stands for it."""
+    from vramlab.cli.calibrate import calibrate as measure
+
+    raise typer.Exit(measure(device, refresh=refresh, as_json=as_json))
 
 
 @app.command("doctor")

@@ -122,15 +122,16 @@ def _in_lines(found: Prediction, cells: Sequence[Comparison]) -> Iterator[str]:
     columns = ("model", "batch", "method", "budget", "peak", "predicted", "off by", "step", "predicted", "off by")
     yield table(columns, [_row(c) for c in cells], right=columns[4:])
     yield ""
-    unsafe = "-" if found.unsafe_share is None else f"{found.unsafe_share:.1%} of {found.cells} (the most by {found.worst_unsafe_bytes:,} bytes)"
+    by = f"(the most by {found.worst_unsafe_bytes:,} bytes)"
+    unsafe = DASH if found.unsafe_share is None else f"{found.unsafe_share:.1%} of {found.cells} {by}"
     yield f"unsafe predictions, of a peak below the measured one: {unsafe}"
     yield f"peaks beyond the tolerance of 0.5 % or 1 MiB: {len(found.outside_tolerance)}"
     for words, error, cells_timed in (("without transfers", found.median_time_error, found.timed),
                                       ("with transfers", found.median_time_error_with_transfers, found.timed_with_transfers)):
-        yield f"step time {words}, median error: {'-' if error is None else f'{error:.1%}'} over {cells_timed} cells"
+        yield f"step time {words}, median error: {DASH if error is None else f'{error:.1%}'} over {cells_timed} cells"
     for words, tau, pairs in (("", found.kendall_tau, found.pairs), (" beyond the drift", found.kendall_tau_beyond_drift,
                                                                      found.pairs_beyond_drift)):
-        yield f"Kendall's tau of step times{words}: {'-' if tau is None else f'{tau:.2f}'} over {pairs} pairs"
+        yield f"Kendall's tau of step times{words}: {DASH if tau is None else f'{tau:.2f}'} over {pairs} pairs"
     yield from (f"FAIL  {fault}" for fault in found.faults)
 
 

@@ -10,11 +10,12 @@ from typing import Any, Callable, Mapping, Sequence
 
 from vramlab.cli.words import command, print_json, table
 from vramlab.collection import Library, Method, Model, Option, find_collections
-from vramlab.device import load_profile, profile_names
+from vramlab.device import profile_names
 from vramlab.errors import WorkflowError
 from vramlab.report.claims import load_claims
 from vramlab.report.words import bytes_in_words, join_words
 from vramlab.run_folder import find_runs, unreadable_runs
+from vramlab.this_machine import THIS, is_calibrated, known_profiles, open_profile
 from vramlab.yaml_nodes import nearest, one_of, plain, read_yaml
 
 Rows = list[dict[str, Any]]
@@ -108,7 +109,7 @@ def _workflows(library: Library, results: Path, problems: list[str]) -> Rows:
 def _devices(library: Library, results: Path, problems: list[str]) -> Rows:
     return [{"name": name, "memory": bytes_in_words(profile.memory_bytes), "TFLOP/s": round(profile.flops_per_second / 1e12, 2),
              "GB/s": round(profile.memory_bytes_per_second / 1e9), "to host GB/s": round(profile.d2h_bytes_per_second / 1e9, 1)}
-            for name in profile_names() for profile in [load_profile(name)]]
+            for name in (*profile_names(), *([THIS] if is_calibrated() else [])) for profile in [open_profile(name)]]
 
 
 def _claims(library: Library, results: Path, problems: list[str]) -> Rows:
@@ -148,9 +149,9 @@ def _model(library: Library, name: str) -> dict[str, Any]:
 
 
 def _device(library: Library, name: str) -> dict[str, Any]:
-    if name not in profile_names():
-        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(profile_names())}{nearest(name, profile_names())}")
-    return load_profile(name).to_json()
+    if name not in known_profiles():
+        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
+    return open_profile(name).to_json()
 
 
 def _claim(library: Library, name: str) -> dict[str, Any]:

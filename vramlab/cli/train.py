@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vramlab.cli.words import command
 from vramlab.collection import Library, find_collections
-from vramlab.device import load_profile
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable, WorkflowError
@@ -21,6 +20,7 @@ from vramlab.isolate import Call, run_isolated
 from vramlab.planner import parse_percent
 from vramlab.record import Outcome, write_atomically
 from vramlab.tape import Tape
+from vramlab.this_machine import open_profile
 from vramlab.workflow import single_cell
 
 # Decisions learned from in a minute on one core of 2020, replay and updates included: what --minutes comes to.
@@ -34,7 +34,7 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
         raise WorkflowError(f"--device {device}: the agent learns on the simulator; write for example sim:v100-32gb")
     library = Library(find_collections(extra))
     training = library.method("dqn").load().training()
-    profile = load_profile(device.removeprefix("sim:"))
+    profile = open_profile(device.removeprefix("sim:"))
     tape = _capture(library, model, batch, device)
     settings = training.Settings(decisions=_decisions(steps, minutes), kind=network, seed=seed, shares=_shares(budgets))
     folder = output or cache_dir() / "dqn" / profile.name / "training" / f"{tape.digest[:16]}-{training.name_of(settings)}"

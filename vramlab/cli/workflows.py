@@ -13,7 +13,6 @@ from typing import Any, Iterator, Sequence
 from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
 from vramlab.cli.words import command, duration, print_json, table
 from vramlab.collection import Library, find_collections
-from vramlab.device import load_profile
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable, WorkflowError
@@ -21,6 +20,7 @@ from vramlab.record import Outcome, RunRecord
 from vramlab.report.words import DASH, bytes_in_words, budget_in_words, is_simulated, seconds_in_words
 from vramlab.run_folder import RunFolder, is_done
 from vramlab.runner import Result, Runner, plan_to_json
+from vramlab.this_machine import open_profile
 from vramlab.workflow import Host, Plan, expand, load_workflow, single_cell
 
 
@@ -256,5 +256,5 @@ def _print_prediction(record: RunRecord) -> None:
 def _room(target: str, peak_bytes: int | None) -> Iterator[tuple[str, str]]:
     """Whether a stated device holds the peak; a plan without a budget may well exceed it."""
     if target.startswith("sim:") and peak_bytes is not None:
-        memory_bytes = load_profile(target.removeprefix("sim:")).memory_bytes
+        memory_bytes = open_profile(target.removeprefix("sim:")).memory_bytes
         yield "device's memory", f"{bytes_in_words(memory_bytes)}: the peak {'fits' if peak_bytes <= memory_bytes else 'does not fit'}"

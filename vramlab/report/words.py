@@ -102,7 +102,7 @@ def target_in_words(config: Mapping[str, Any], environment: Mapping[str, Any]) -
     """`simulated v100-32gb`, or the name of the processor or GPU that measured."""
     target = str(config.get("target", ""))
     if target.startswith("sim:"):
-        return f"simulated {target.removeprefix('sim:')}"
+        return f"simulated {config.get('profile', {}).get('name') or target.removeprefix('sim:')}"
     return hardware_in_words(target, environment)
 
 
