@@ -218,8 +218,8 @@ def check_prediction(
     """
     from vramlab.cli.checks import Grid, check_prediction as check
 
-    grid = Grid(models=models.split(",") if models else (), methods=methods.split(","), budgets=budgets.split(","), batch=batch, steps=steps,
-                device=device, overrides=sets or [])
+    grid = Grid(models=models.split(",") if models else (), methods=methods.split(","), budgets=budgets.split(","), batch=batch,
+                steps=steps, device=device, overrides=sets or [])
     raise typer.Exit(check(runs or [], output_dir, grid, collection or [], as_json=as_json))
 
 
