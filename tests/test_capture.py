@@ -126,6 +126,27 @@ def test_optimizer_state_counts_for_sgd_and_adam():
         assert tape.ops[-1].target == "vramlab.optimizer_step"
 
 
+def test_optimizer_state_of_a_tied_weight_counts_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(7, 3), nn.Linear(3, 7)
+            self.head.weight = self.words.weight
+
+        def forward(self, x):
+            return self.head(self.words(x))
+
+    model = Tied()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    tape = capture(model, lambda m, x: m(x).square().mean(), (torch.arange(7),), optimizer=optimizer).tape
+    model(torch.arange(7)).square().mean().backward()
+    optimizer.step()
+    held = sum(state["momentum_buffer"].nbytes for state in optimizer.state.values())
+    assert tape.bytes_of(Role.OPTIMIZER_STATE) == held == 4 * (7 * 3 + 7)
+    written = {tape.storages[s].name for s in tape.ops[-1].mutates}
+    assert {"words.weight", "head.bias"} <= written
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------------
 class _Counter(nn.Linear):
     calls = 0

@@ -313,3 +313,20 @@ def test_profile_comes_from_the_cache_until_refreshed(tmp_path):
     assert measure_profile("cpu", cache_dir=tmp_path).flops_per_second == 1.0
     assert measure_profile("cpu", cache_dir=tmp_path, refresh=True).flops_per_second > 1e8
     assert measure_profile("cpu", cache_dir=tmp_path).flops_per_second > 1e8
+
+
+def test_the_seeds_of_an_attention_stand_on_the_host_wherever_the_op_is_measured():
+    """The kernel reads them there; a GPU's address would end the process."""
+    shapes = [(1, 1, 8, 8)] * 3 + [(1,), (1, 1, 8, 8), (1, 1, 32), (), ()]
+    places = [0, 1, 2, 4, 5, 6, 7, 8]
+    args = [{"tensor": places.index(i)} if i in places else None for i in range(9)] + [0.1, [True, True, True, False]]
+    args[3] = {"tensor": 2}
+    dtypes = ["float32"] * 6 + ["int64"] * 2
+    tensors = tuple(Tensor(id=i, storage=i, dtype=d, shape=s, strides=tuple(torch.empty(s).stride()), offset=0)
+                    for i, (s, d) in enumerate(zip(shapes, dtypes)))
+    storages = tuple(Storage(id=i, nbytes=1024, role=Role.ACTIVATION, name=f"%{i}", at_start=True, at_end=False) for i in range(8))
+    op = Op(id=0, target="aten._scaled_dot_product_efficient_attention_backward.default", args=args, kwargs={}, inputs=tuple(range(8)),
+            outputs=(), phase=Phase.BACKWARD, layer="")
+    tape = Tape(ops=(op,), tensors=tensors, storages=storages, loss=0, device_type="cuda", batch_size=1)
+    bench = costs._Bench(tape, torch.device("meta"), None)
+    assert [bench._input(op, t).device.type for t in range(8)] == ["meta"] * 6 + ["cpu"] * 2

@@ -463,7 +463,8 @@ def _run_step(recorder, model, loss_fn, state: _State, fake_batch) -> tuple[torc
                 _refuse_loss(loss, targets)
                 _refuse_own_backward(targets, grads)
                 recorder.phase = Phase.BACKWARD
-                found = torch.autograd.grad(loss, list(targets.values()), allow_unused=True)
+                with torch.autograd.set_multithreading_enabled(False):  # on CUDA it would run in a thread without what is set up here
+                    found = torch.autograd.grad(loss, list(targets.values()), allow_unused=True)
     except CaptureError:
         raise
     except Exception as wrong:
@@ -647,7 +648,7 @@ def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _append_optimizer(recorder: _Recorder, state: _State, gradients: Mapping[str, int], real, optimizer) -> tuple[int, ...]:
     """One opaque op: PyTorch's own optimizer, over the parameters that it was given."""
-    names = {id(p): n for n, p in real.items()}
+    names = {id(p): n for n, p in reversed(real.items())}  # of a tied weight the first, as its gradient has it
     held = [names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names]
     tensors = []
     for name, key, shape, dtype in optimizer_state_shapes(optimizer, names, set(gradients)):

@@ -306,6 +306,8 @@ class _Bench:
     def _input(self, op: Op, tensor: int) -> torch.Tensor:
         """A fresh tensor of this form; integers are valid indices, spread evenly, or zero."""
         form = self.tape.tensors[tensor]
+        if _is_on_host(op, tensor):
+            return torch.zeros(form.shape, dtype=dtype_of(form.dtype))
         span = 0 if 0 in form.shape else 1 + sum((n - 1) * s for n, s in zip(form.shape, form.strides))
         flat = torch.empty(span, dtype=dtype_of(form.dtype), device=self.device)
         if flat.dtype == torch.bool:
@@ -348,6 +350,17 @@ _INDICES: dict[str, tuple[int, Callable[[list[Any]], int], int | None]] = {
     "max_pool2d_with_indices_backward": (7, lambda args: prod(args[1][-2:]), 2),
     "max_pool3d_with_indices_backward": (7, lambda args: prod(args[1][-3:]), 3),
 }
+
+
+# Arguments that stand on the host: operator -> positions. A kernel that reads its seeds there would read a GPU's address.
+_ON_HOST: dict[str, tuple[int, ...]] = {
+    "_scaled_dot_product_efficient_attention_backward": (7, 8),
+    "_efficient_attention_backward": (12, 13),
+}
+
+
+def _is_on_host(op: Op, tensor: int) -> bool:
+    return any(op.args[i] == {"tensor": tensor} for i in _ON_HOST.get(op.target.split(".")[1], ()) if i < len(op.args))
 
 
 def _index_range(tape: Tape, op: Op, tensor: int) -> tuple[int, int]:

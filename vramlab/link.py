@@ -18,6 +18,7 @@ from typing import Mapping, Protocol, Sequence
 import torch
 
 from vramlab.device import DeviceProfile
+from vramlab.errors import Unsupported
 
 Stays = Mapping[int, Sequence[tuple[int, int]]]  # storage -> (offset, bytes) of each of its stays in the arena
 
@@ -133,7 +134,9 @@ class CudaLink:
         return PinnedSlab(stays)
 
     def offload(self, arena: PinnedSlab, storage: int, stay: int, source: torch.Tensor) -> None:
-        """See Link."""
+        """See Link. Unsupported where an operator left its result on the host, as attention does with the seeds of its dropout."""
+        if source.device.type != "cuda":
+            raise Unsupported(f"storage {storage} is on the host already; it cannot come back to where its reader expects it")
         self._copy("d2h", storage, arena.view(storage, stay), _bytes_of(source))
 
     def prefetch(self, arena: PinnedSlab, storage: int, stay: int, target: torch.Tensor) -> None:
