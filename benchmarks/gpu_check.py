@@ -51,6 +51,8 @@ import gpu_sections as sections  # noqa: E402
 from gpu_sections import Context  # noqa: E402
 from gpu_steps import planners  # noqa: E402
 
+from vramlab import costs  # noqa: E402
+
 FORK = multiprocessing.get_context("fork")  # a child starts with torch imported; CUDA begins in it alone
 TOTAL_SECONDS = 465.0
 PACKAGES = ("torch", "torchvision", "numpy", "numba", "nvidia-ml-py", "PyYAML", "psutil")
@@ -264,6 +266,8 @@ def main() -> int:
         (found,) = run_together([Child("machine", probe, first, {})])
         gpu = found.rows[-1]["data"] if found.rows else {"gpu": None}
         device = options.device or ("cuda:0" if gpu["gpu"] else "cpu")
+        if device == "cpu":
+            costs.CACHE_BYTES["cpu"] = 2**21  # its small models are measured quickly, not well
         context = replace(first, device_name=device, is_small=options.quick or device == "cpu")
         until = clock + options.seconds * options.patience
         chosen = [s for s in SECTIONS if options.only is None or s.name in options.only.split(",")]
