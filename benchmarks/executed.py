@@ -5,7 +5,8 @@
 One process runs a method on a model at three budgets: the smallest that the method says it can reach, and a quarter and half of the way
 from there to eager's measured peak. At each it plans, runs three optimizer steps of the plan against eager bit for bit, and meters a cold
 and a warm step. Reported: what is exact, budget violations (must be 0), the worst error of a predicted peak, the share of unsafe
-predictions (predicted below measured). The evidence is written after each process; what it has from the same method's code is not run again.
+predictions (predicted below measured). The evidence is written after each process; what it has from the same method's code is not run
+again.
 """
 
 from __future__ import annotations

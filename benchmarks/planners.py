@@ -2,7 +2,7 @@
 
     python benchmarks/planners.py [--sizes 1000 3000 10000] [--methods NAME ...] [--share 0.6] [--keep]
 
-The steps are captured bottleneck ResNets with as many blocks as it takes, momentum SGD, batch 64, 64 pixels, timed by a roofline of the V100.
+The steps are captured bottleneck ResNets with as many blocks as it takes, momentum SGD, batch 64, 64 pixels, timed by a V100's roofline.
 Each planner is asked once for each size with its default options and a budget of `share` of eager's simulated peak; where it refuses, the
 refusal is what is timed (without the search for the smallest budget). The growth is the exponent between the two largest steps: 1 is
 linear. Prints a table, then one line of JSON; `--keep` writes benchmarks/evidence/planners.json. Exit code 1 when a planner takes more
@@ -58,7 +58,7 @@ def ask(method: Method, tape: Tape, device: DeviceProfile, budget: Budget) -> di
     """One row: seconds, and what came out."""
     if "variants" in method.card.needs:
         tape = with_variants(tape, device)
-    tape.digest  # names the tape; asked for once, whoever plans
+    _ = tape.digest  # names the tape; asked for once, whoever plans
     planner = method.build()
     began = time.perf_counter()
     try:

@@ -250,7 +250,7 @@ def _check_arguments(method: Any, optimizer: Any, device: Any, budget: Any) -> N
     try:
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:  # unknown, or not on this machine
-        raise ValueError(f"{device!r} is no device of this machine; write for example 'cpu', 'cuda' or 'cuda:0', or leave it out") from error
+        raise ValueError(f"{device!r} is no device of this machine; write 'cpu', 'cuda' or 'cuda:0', or leave it out") from error
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:

@@ -23,7 +23,8 @@ class Evicted:
     def update(self, rollout: Rollout) -> tuple[list[int], list[int]]:
         """Look anew. Returns the storages that are evicted now and were not, and those that were and are not."""
         made_from = rollout.facts.there_from
-        is_absent = (made_from >= 0) & (made_from < rollout.next_op) & ~rollout.is_on_device & (rollout.facts.can_return_until >= rollout.next_op)
+        can_return = rollout.facts.can_return_until >= rollout.next_op
+        is_absent = (made_from >= 0) & (made_from < rollout.next_op) & ~rollout.is_on_device & can_return
         changed = np.flatnonzero(is_absent != self.is_absent)
         left = changed[is_absent[changed]].tolist()
         back = changed[~is_absent[changed]].tolist()

@@ -29,7 +29,8 @@ def plan(path, tape, device_bytes=UNLIMITED) -> Schedule:
 def saved(tmp_path):
     """DELTA's plan for a chain at a low budget, on disk."""
     tape = chain(8)
-    schedule = LIBRARY.method("delta").build(action="recompute-only").plan(tape, DEVICE, Budget(device_bytes=lower_bound_bytes(tape) + 2000))
+    budget = Budget(device_bytes=lower_bound_bytes(tape) + 2000)
+    schedule = LIBRARY.method("delta").build(action="recompute-only").plan(tape, DEVICE, budget)
     schedule.save(tmp_path / "schedule.json.gz")
     return tmp_path / "schedule.json.gz", schedule
 
@@ -57,7 +58,8 @@ WHOLE = json.dumps(Schedule((), "0" * 64).to_json()).encode()
 
 @pytest.mark.parametrize("content, why", [
     (None, "No such file"), (b"", "JSON"), (b"not gzip", "gzip"), (gzip.compress(WHOLE)[:-12], "cut short"), (gzip.compress(b"{"), "JSON"),
-    (gzip.compress(b"[1]"), "no schedule"), (gzip.compress(b'{"format": 1}'), "no schedule"), (gzip.compress(b'{"format": 99}'), "format 99"),
+    (gzip.compress(b"[1]"), "no schedule"), (gzip.compress(b'{"format": 1}'), "no schedule"),
+    (gzip.compress(b'{"format": 99}'), "format 99"),
     (gzip.compress(WHOLE.replace(b"[]", b'[["fly", 3]]', 2)), ""),
 ])
 def test_what_is_no_schedule_is_refused_in_one_sentence(tmp_path, content, why):
@@ -96,5 +98,6 @@ def test_another_content_is_another_cell(tmp_path):
     path.unlink()
     _, absent = cells()
     assert first.cell_id == same.cell_id and len({first.cell_id, edited.cell_id, absent.cell_id}) == 3
-    assert edited.config["sources"]["files"] == {"path": hashlib.sha256(b"two").hexdigest()} and absent.config["sources"]["files"] == {"path": None}
+    assert edited.config["sources"]["files"] == {"path": hashlib.sha256(b"two").hexdigest()}
+    assert absent.config["sources"]["files"] == {"path": None}
     assert "files" not in eager.config["sources"]
