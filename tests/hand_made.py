@@ -93,9 +93,10 @@ def infeasible_step(method: str, budget: str) -> RunRecord:
 def search(method: str, largest: int | None, *, high: int = 4096) -> RunRecord:
     """A finished search for the largest batch on a simulated V100."""
     config = {"experiment": "largest", "kind": "max_batch", "method": method, "options": {}, "budget": None, "batch_size": None,
-              "target": "sim:v100-32gb", "search": {"low": 1, "high": high}}
-    trials = [{"batch_size": b, "fits": largest is not None and b <= largest, "peak_bytes": b * MIB, "outcome": "ok"} for b in (1, 64, 512)]
-    return make_record(config=config, truth=Truth.NOT_RUN, search={"largest": largest, "low": 1, "high": high, "memory_bytes": 32 * 2**30,
+              "target": "sim:v100-32gb", "search": {"over": "batch", "low": 1, "high": high, "step": 1}}
+    trials = [{"value": b, "fits": largest is not None and b <= largest, "peak_bytes": b * MIB, "outcome": "ok"} for b in (1, 64, 512)]
+    return make_record(config=config, truth=Truth.NOT_RUN, search={"over": "batch", "largest": largest, "low": 1, "high": high,
+                                                                  "memory_bytes": 32 * 2**30,
                                                                   "trials": trials, "hit_upper_end": largest == high})
 
 

@@ -12,7 +12,6 @@ import pytest
 from vramlab.cell import run_cell
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import PERTURBATIONS, load_profile
-from vramlab.measure import bisect_largest
 from vramlab.record import Outcome, RunRecord, Truth, hash_config
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
@@ -186,16 +185,6 @@ def test_a_simulated_cell_on_devices_that_are_20_percent_off(tmp_path):
     assert "sensitivity" not in plain.predicted and plain.cell_id != record.cell_id
 
 
-def test_the_deepest_simulated_network_is_at_the_edge(tmp_path):
-    record = run(tmp_path, model={"name": "resnet1202", "image_size": 32}, methods=["eager"], targets=["sim:k40c"],
-                 experiments=[{"name": "d", "kind": "max_depth", "batch_sizes": [1024], "search": {"low": 40, "high": 400}}])
-    assert record.outcome is Outcome.OK, record.message
-    trials, search = {t["depth"]: t for t in record.search["trials"]}, record.search
-    assert (search["option"], search["step"], search["low"], search["high"]) == ("depth", 6, 44, 398)
-    assert trials[search["largest"]]["fits"] and not trials[search["largest"] + 6]["fits"]
-    assert trials[search["largest"]]["peak_bytes"] <= load_profile("k40c").memory_bytes < trials[search["largest"] + 6]["peak_bytes"]
-
-
 def test_the_largest_simulated_batch_is_at_the_edge(tmp_path):
     record = run(
         tmp_path,
@@ -204,10 +193,52 @@ def test_the_largest_simulated_batch_is_at_the_edge(tmp_path):
         experiments=[{"name": "b", "kind": "max_batch", "search": {"low": 1024, "high": 2**20}}],
     )
     assert record.outcome is Outcome.OK
-    trials = {t["batch_size"]: t for t in record.search["trials"]}
+    trials = {t["value"]: t for t in record.search["trials"]}
     largest = record.search["largest"]
+    assert record.search["over"] == "batch" and record.search["largest_within_slowdown"] == largest  # eager never slows down
+    live = record.search["at_peak"]
+    assert sum(live["by_role"].values()) + live["inside_op_bytes"] == trials[largest]["peak_bytes"]
     assert trials[largest]["fits"] and not trials[largest + 1]["fits"]
     assert trials[largest]["peak_bytes"] <= load_profile("k40c").memory_bytes < trials[largest + 1]["peak_bytes"]
+
+
+def test_adam_leaves_less_room_than_sgd_and_the_record_says_why(tmp_path):
+    found = {}
+    for optimizer in ("sgd", "adam"):
+        folder = tmp_path / optimizer
+        folder.mkdir()
+        found[optimizer] = run(folder, methods=["eager"], budgets=["20MiB"], targets=["sim:k40c"], training={"optimizer": optimizer},
+                               experiments=[{"name": "b", "kind": "max_batch"}]).search
+    assert 0 < found["adam"]["largest"] < found["sgd"]["largest"]
+    held = {optimizer: search["at_peak"]["by_role"] for optimizer, search in found.items()}
+    assert held["adam"]["optimizer_state"] >= 2 * held["sgd"]["optimizer_state"] > 0
+    assert held["adam"]["parameter"] == held["sgd"]["parameter"]
+
+
+def test_the_deepest_simulated_network_is_at_the_edge(tmp_path):
+    """Depths are those of the card; tapes are tiled from three shallow captures. Where plans recompute, deeper networks fit."""
+    largest = {}
+    for method in ("eager", "checkpoint"):
+        folder = tmp_path / method
+        folder.mkdir()
+        record = run(folder, model={"name": "resnet1202", "width": 4}, methods=[method], targets=["sim:k40c"], budgets=["12MiB"],
+                     experiments=[{"name": "d", "kind": "max_batch", "search": {"over": "depth", "low": 10, "high": 70}}])
+        assert record.outcome is Outcome.OK, record.message
+        search, trials = record.search, {t["value"]: t for t in record.search["trials"]}
+        largest[method] = search["largest"]
+        assert (search["low"], search["high"], search["step"], record.config["batch_size"]) == (14, 68, 6, 16)
+        assert all((depth - 2) % 6 == 0 for depth in trials)
+        assert search["hit_upper_end"] or not trials[search["largest"] + 6]["fits"]
+        assert trials[search["largest"]]["peak_bytes"] <= search["memory_bytes"] == 12 * 2**20
+    assert largest["checkpoint"] > largest["eager"] > 14
+
+
+def test_the_largest_simulated_image_is_at_the_edge(tmp_path):
+    record = run(tmp_path, methods=["eager"], targets=["sim:k40c"], budgets=["12MiB"],
+                 experiments=[{"name": "i", "kind": "max_batch", "search": {"over": "image_size", "low": 9, "high": 64, "step": 4}}])
+    search, trials = record.search, {t["value"]: t for t in record.search["trials"]}
+    assert (search["over"], search["low"], search["high"]) == ("image_size", 12, 64) and "image_size" not in record.config["model_options"]
+    assert trials[search["largest"]]["peak_bytes"] <= 12 * 2**20 < trials[search["largest"] + 4]["peak_bytes"]
 
 
 BROKEN = """
@@ -271,19 +302,3 @@ def test_a_schedule_changed_after_planning_is_found(tmp_path):
     path.write_bytes(gzip.compress(json.dumps(body).encode()))
     result = run_isolated(Call(function="vramlab.measure.measure_peak_of", args=(spec, str(folder))))
     assert result.outcome is Outcome.WRONG and result.reason == "illegal_schedule"
-
-
-@pytest.mark.parametrize("limit", [1, 2, 7, 8, 9, 63, 64, 100])
-def test_bisection_finds_a_known_limit_exactly(limit):
-    tried = []
-
-    def fits(n):
-        tried.append(n)
-        return n <= limit
-
-    assert bisect_largest(fits, 1, 100) == limit
-    assert len(tried) == len(set(tried)) and (limit == 100 or limit + 1 in tried)
-
-
-def test_bisection_where_nothing_fits():
-    assert bisect_largest(lambda n: False, 4, 100) is None

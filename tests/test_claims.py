@@ -179,7 +179,7 @@ def test_a_cost_may_be_lower_than_claimed_and_not_twice_as_high(ratio, expected)
 
 
 def test_the_speed_at_the_largest_batch_is_told():
-    timed = [replace(search(m, n), search={**search(m, n).search, "trials": [{"batch_size": n, "fits": True, "step_seconds": s}]})
+    timed = [replace(search(m, n), search={**search(m, n).search, "trials": [{"value": n, "fits": True, "step_seconds": s}]})
              for m, n, s in (("eager", 200, 1.0), ("delta", 408, 2.4))]
     assert "408 against 200, at 0.85 of its samples a second" in ask("max_batch_ratio", timed, "delta-bs-r50").finding.explanation
 

@@ -146,7 +146,8 @@ def test_speedup_on_devices():
 
 def depth(method: str, largest, **changes):
     found = search(method, largest, **changes)
-    return make_record(config={**found.config, "kind": "max_depth", "batch_size": 16}, truth=Truth.NOT_RUN, search=found.search)
+    config = {**found.config, "batch_size": 16, "search": {**found.config["search"], "over": "depth"}}
+    return make_record(config=config, truth=Truth.NOT_RUN, search={**found.search, "over": "depth"})
 
 
 def test_depths():

@@ -179,7 +179,7 @@ measure:
         f"{f}:9:48: autocast: 'bf16' is not allowed; allowed: bfloat16, float16; did you mean 'bfloat16'?",
         f"{f}:11:3: unknown key 'gpu'; allowed: cpu, cuda; did you mean 'cpu'?",
         f"{f}:14:12: experiment 's' stands here a second time; first at line 13",
-        f"{f}:14:21: kind: 'trian' is not allowed; allowed: step, train, max_batch, max_depth; did you mean 'train'?",
+        f"{f}:14:21: kind: 'trian' is not allowed; allowed: step, train, max_batch; did you mean 'train'?",
         f"{f}:14:34: data: 'digit' is not allowed; allowed: synthetic, digits, imagefolder:PATH; did you mean 'digits'?",
         f"{f}:15:32: max_batch searches the batch size; write search: {{low: ..., high: ...}}",
         f"{f}:16:30: there is no experiment 'n'; there are s, m",
@@ -387,15 +387,38 @@ experiments:
     train, search = cells[0].config, cells[2].config
     assert (train["kind"], train["data"], train["training"]["steps"], train["training"]["eval_every"]) == ("train", "digits", 7, 2)
     assert (train["training"]["lr"], train["training"]["momentum"]) == (0.001, 0.0)
-    assert (search["batch_size"], search["search"]) == (None, {"low": 1, "high": 100})
-    assert (search["target"], search["budget"]) == ("sim:v100-32gb", None)
+    assert (search["batch_size"], search["target"]) == (None, "sim:v100-32gb")
+    assert search["search"] == {"over": "batch", "low": 1, "high": 100, "step": 1, "slowdown": None}
+    assert search["budget"] == "auto"  # the same bound for every method
     assert cells[3].config["budget"] == "auto" and "search" not in train
     assert cells[3].title == "toy largest batch delta auto on sim:v100-32gb"
 
 
 def test_auto_budget_where_the_batch_is_searched_and_none_is_given(shelf):
     text = BASE.replace("budgets: [60%]\n", "") + "experiments: [{name: m, kind: max_batch}]\n"
-    assert [cell.config["budget"] for cell in expand(load(shelf, text), CPU).cells] == [None, "auto"]
+    assert [cell.config["budget"] for cell in expand(load(shelf, text), CPU).cells] == ["auto", "auto"]
+
+
+@pytest.mark.parametrize(("search", "expected"), [
+    ("{over: image_size, low: 30, high: 70, step: 16}", (32, 64, 16)), ("{over: image_size, high: 40}", (8, 40, 1)),
+    ("{over: batch, low: 8, step: 8, high: 30}", (8, 24, 8)),
+])
+def test_what_is_searched_is_resolved_to_values_that_there_are(shelf, search, expected):
+    text = BASE + f"experiments: [{{name: m, kind: max_batch, budgets: [auto], search: {search}}}]\n"
+    config = expand(load(shelf, text), CPU).cells[0].config
+    over = config["search"]["over"]
+    assert tuple(config["search"][key] for key in ("low", "high", "step")) == expected
+    assert (config["batch_size"] is None) == (over == "batch") and over not in config["model_options"]
+
+
+@pytest.mark.parametrize(("search", "expected"), [
+    ("{over: image_sise}", "search: over 'image_sise' is no whole-number option of model 'toy'; allowed: batch"),
+    ("{over: image_size, low: 5, high: 6}", "search: 'toy' has no image_size from 5 to 6"),
+    ("{low: 9, high: 5}", "search: low 9 is above high 5"),
+])
+def test_what_cannot_be_searched(shelf, search, expected):
+    found = problems(shelf, BASE + f"experiments: [{{name: m, kind: max_batch, budgets: [auto], search: {search}}}]\n")
+    assert any(expected in line for line in found), found
 
 
 def test_what_cannot_run_here_is_left_out_with_the_reason_and_so_are_its_claims(shelf):

@@ -143,22 +143,14 @@ def _run_train(draft: _Draft) -> None:
 
 
 def _run_max_batch(draft: _Draft) -> None:
-    _search(draft, "largest_batch", "batch")
-
-
-def _run_max_depth(draft: _Draft) -> None:
-    _search(draft, "largest_depth", "depth")
-
-
-def _search(draft: _Draft, how: str, noun: str) -> None:
     draft.missing["measured"] = "a simulated target: nothing runs there"
-    draft.search = draft.ask(how, str(draft.folder))
-    _perturb(draft, "search_perturbed", how, draft.search)
+    draft.search = draft.ask("largest_by_simulation", str(draft.folder))
+    _perturb(draft, "search_perturbed", draft.search)
     if draft.search["largest"] is None:
-        draft.end(Outcome.PLAN_INFEASIBLE, "budget", f"not even {noun} {draft.search['low']} fits")
+        draft.end(Outcome.PLAN_INFEASIBLE, "budget", f"not even {draft.search['over']} {draft.search['low']} fits")
 
 
-_KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch, "max_depth": _run_max_depth}
+_KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch}
 
 
 # --- their parts ----------------------------------------------------------------------------------------------------------

@@ -185,6 +185,16 @@ class ModelCard(Strict):
     paper: Paper | None = None
     notes: str = ""
 
+    def values_of(self, option: str, low: int, high: int, step: int | None = None) -> range:
+        """The values of a whole-number option that a search from `low` to `high` may try: those at which blocks are added where they
+        repeat, else every `step` from the default on, within what the option allows."""
+        known, tiling = self.options[option], self.tiles.get(option)
+        step = step or (tiling.step if tiling else 1)
+        low = low if known.min is None else max(low, int(known.min))
+        high = high if known.max is None else min(high, int(known.max))
+        anchor = tiling.start if tiling else low if known.default is None else known.default
+        return range(low + (anchor - low) % step, high + 1, step)
+
 
 @dataclass(frozen=True)
 class Method:

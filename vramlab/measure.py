@@ -1,4 +1,4 @@
-"""What is done in a process of its own for a cell: plan, peak, truth gate, single steps for timing, training, largest batch.
+"""What is done in a process of its own for a cell: plan, peak, truth gate, single steps for timing, training, searching.
 
 Every function takes the cell's spec (`config`, `collections`) and its folder, where plan.json, tape.json.gz and schedule.json.gz pass
 from one process to the next. All of them build the workload anew from the config: equal seeds give equal bits.
@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
 
@@ -26,20 +27,21 @@ from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed
 from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
+from vramlab.finder import BATCH, Found, described, find_largest, largest_within, trial, values_of
 from vramlab.gate import Side, deterministic, distance_between, run_gate
 from vramlab.link import make_link
 from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
 from vramlab.micro_batches import changes_semantics, scaled_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
-from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, passes_of
+from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, parse_bytes, passes_of
 from vramlab.parallel import share_of, simulate_parallel
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_like, prepare_tape
-from vramlab.record import Truth
+from vramlab.record import Outcome, Truth
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
-from vramlab.tape import Role, Tape
+from vramlab.tape import Phase, Role, Tape
 from vramlab.tile import TapeTiling
 from vramlab.trace import Trace
 from vramlab.variants import with_variants
@@ -118,11 +120,18 @@ class _Cell:
     def tiled(self, batch_size: int) -> Tape | None:
         """The tape without costs of a simulated cell whose card says that its blocks repeat: three shallow captures, the third of which
         proves the rule. None where the step is captured as it is. Raises NotRepetitive where the card is wrong."""
-        for option, where in self.model.card.tiles.items() if self.is_simulated else ():
-            steps, rest = divmod(self.config["model_options"][option] - where.start, where.step)
-            if steps >= _CAPTURES and not rest:
+        for option in self.model.card.tiles:
+            if steps := self.steps_to_tile(option):
                 return self.tiling(option, batch_size).at(steps)
         return None
+
+    def steps_to_tile(self, option: str) -> int:
+        """How many steps of an option's blocks lie between the shallowest capture and this cell; 0 where it is captured as it is."""
+        where = self.model.card.tiles.get(option)
+        if where is None or not self.is_simulated:
+            return 0
+        steps, rest = divmod(self.config["model_options"][option] - where.start, where.step)
+        return 0 if rest or steps < _CAPTURES else steps
 
     def tiling(self, option: str, batch_size: int) -> TapeTiling:
         """The steps at every value of an option by which blocks repeat."""
@@ -134,17 +143,27 @@ class _Cell:
         tiling.prove(2, third)
         return tiling
 
+    def with_value(self, value: int) -> _Cell:
+        """The cell at this value of what it searches."""
+        over = self.config["search"]["over"]
+        changed = {"batch_size": value} if over == BATCH else {"model_options": {**self.config["model_options"], over: value}}
+        return replace(self, config={**self.config, **changed})
+
+    def batch_size_at(self, value: int) -> int:
+        """Of `with_value(value)`."""
+        return value if self.config["search"]["over"] == BATCH else self.config["batch_size"]
+
     def captured_at(self, step: TrainingStep, batch_size: int) -> Captured:
         """The tape of a batch of another size."""
         batch = example_batch(self.model, {**self.config, "batch_size": batch_size})
         return self.captured(replace(step, batch=batch), batch_size)
 
-    def passes(self, planner: Planner, step: TrainingStep, budget: Budget, batch_size: int) -> tuple[int, ...]:
-        """Sizes of the passes that the planner wants, empty where it leaves the batch whole."""
+    def passes(self, planner: Planner, step: TrainingStep, budget: Budget, batch_size: int,
+               at: Callable[[int], Tape] | None = None) -> tuple[int, ...]:
+        """Sizes of the passes that the planner wants, empty where it leaves the batch whole. `at`: the tapes of other sizes, if known."""
         if not isinstance(planner, SubBatchPlanner):
             return ()
-        at = tapes_by_size(lambda n: self.captured_at(step, n).tape, batch_size)
-        return passes_of(planner, at, batch_size, budget)
+        return passes_of(planner, at or tapes_by_size(lambda n: self.captured_at(step, n).tape, batch_size), batch_size, budget)
 
 
 class _Replay:
@@ -232,12 +251,12 @@ def _unplanned(cell: _Cell, eager_peak_bytes: int | None) -> dict[str, Any]:
 
 
 def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tape, profile: DeviceProfile, budget: Budget,
-             batch_size: int) -> CheckedSchedule:
+             batch_size: int, at: Callable[[int], Tape] | None = None) -> CheckedSchedule:
     """The method's checked schedule for a tape with costs, or for the tape of the passes that it takes over the batch instead.
 
     What is tiled (`step` None) stays whole.
     """
-    sizes = cell.passes(planner, step, budget, batch_size) if step else ()
+    sizes = cell.passes(planner, step, budget, batch_size, at) if step else ()
     if sizes:
         captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
         prepared = cell.prepared(captured.tape)
@@ -314,19 +333,18 @@ def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:
     return found
 
 
-def search_perturbed(spec: Spec, how: str, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a search (`largest_batch`, `largest_depth`) finds where the device's link or FLOP/s are 20 % off. Only where the plain answer
-    or the next above it does not stand is the whole range searched again."""
-    search, answers = {"largest_batch": largest_batch, "largest_depth": largest_depth}[how], {}
-    largest, config = found["largest"], spec["config"]
+def search_perturbed(spec: Spec, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a search finds where the device's link or FLOP/s are 20 % off. Only where the plain answer or the next above it does not stand
+    is the whole range searched again."""
+    answers, largest, search = {}, found["largest"], spec["config"]["search"]
     for name in PERTURBATIONS:
         again = _under(spec, name)
         if largest is not None:
-            near = {"low": largest, "high": min(largest + found.get("step", 1), config["search"]["high"])}
+            near = {**search, "low": largest, "high": min(largest + search["step"], search["high"])}
             again = {**again, "config": {**again["config"], "search": near}}
-        answer = search(again, "")["largest"]
+        answer = largest_by_simulation(again, "")["largest"]
         if answer != largest:
-            answer = search(_under(spec, name), "")["largest"]
+            answer = largest_by_simulation(_under(spec, name), "")["largest"]
         answers[name] = {"infeasible": "nothing fits"} if answer is None else {"largest": answer}
     return answers
 
@@ -618,135 +636,96 @@ class _TrainingSide:
             self.accuracy.append([i, value])
 
 
-# --- largest batch --------------------------------------------------------------------------------------------------------
-def largest_batch(spec: Spec, folder: str) -> dict[str, Any]:
-    """By simulation: the largest batch whose plan fits the device's memory. Doubling to the first failure, then bisection.
+# --- largest value --------------------------------------------------------------------------------------------------------
+def largest_by_simulation(spec: Spec, folder: str) -> dict[str, Any]:
+    """The largest batch, depth or other option of the model whose plan fits the memory; nothing runs. See vramlab/finder.py."""
+    search = _SimulatedSearch(_Cell.of(spec))
+    found = search.find()
+    if found.largest is not None and not search.is_true_at(found.largest):  # the family of tapes ends below: every size is captured
+        search = _SimulatedSearch(_Cell.of(spec), by_family=False)
+        found = search.find()
+    return search.to_json(found)
 
-    A trial's tape is that of a family of captures, a capture of its own where the step is not affine in its batch.
-    """
-    cell = _Cell.of(spec)
-    profile, planner = cell.profile(), cell.planner()
-    low, high = cell.config["search"]["low"], cell.config["search"]["high"]
-    trials: list[dict[str, Any]] = []
-    step = None if cell.tiled(low) else cell.workload(low)
-    budget = Budget(device_bytes=profile.memory_bytes, wants_smallest=False)
 
-    def captured(batch_size: int) -> Tape:
-        return cell.captured_at(step, batch_size).tape if step else cell.tiled(batch_size)
+class _SimulatedSearch:
+    """The trials of one cell. A tape comes from a family of captures over the batch, or is tiled where the option adds equal blocks."""
 
-    at = tapes_by_size(captured, PROOF_SIZE)
+    def __init__(self, cell: _Cell, by_family: bool = True) -> None:
+        self.cell, self.over, self.profile, self.planner = cell, cell.config["search"]["over"], cell.profile(), cell.planner()
+        self.budget = Budget(device_bytes=searched_bytes(cell.config["budget"], self.profile.memory_bytes), wants_smallest=False)
+        self.trials: dict[int, dict[str, Any]] = {}
+        self.at_limit: tuple[int, dict[str, Any]] = (0, {})  # the largest value that fits by now, and what is live at its peak
+        self._steps: dict[str, TrainingStep] = {}
+        self._tilings = cache(cell.tiling)
+        self.at = tapes_by_size(self.captured, PROOF_SIZE) if by_family and self.over == BATCH else self.captured
 
-    def tape_of(batch_size: int) -> Tape:
-        sizes = passes_of(planner, at, batch_size, budget) if step else ()
-        if not sizes:
-            return at(batch_size)
-        batch = example_batch(cell.model, {**cell.config, "batch_size": batch_size})
-        return capture_passes(step.model, step.loss_fn, batch, sizes, optimizer=step.make_optimizer()).tape
+    def find(self) -> Found:
+        """By trials."""
+        return find_largest(self.fits, values_of(self.cell.config["search"]))
 
-    def fits(batch_size: int) -> bool:
+    def fits(self, value: int) -> bool:
+        """One trial: is there a plan within the memory?"""
+        if value not in self.trials:
+            self.trials[value] = self._trial(value)
+            print(f"{self.over} {value}: {'fits' if self.trials[value]['fits'] else 'does not fit'}", flush=True)
+        return self.trials[value]["fits"]
+
+    def is_true_at(self, value: int) -> bool:
+        """Is the trial's tape that of a capture?"""
+        return self.at == self.captured or self.at(value) == _bare(self.captured(value))
+
+    def to_json(self, found: Found) -> dict[str, Any]:
+        """The block `search` of the record."""
+        fast = largest_within(self.fits, lambda v: self.trials[v]["within_slowdown"], found, values_of(self.cell.config["search"]))
+        return described(self.cell.config["search"], found, fast, self.trials.values(), memory_bytes=self.budget.device_bytes,
+                         at_peak=self.at_limit[1], is_simulated=True)
+
+    def captured(self, value: int) -> Tape:
+        """The tape without costs at this value, of captures."""
+        cell, batch_size = self.cell.with_value(value), self.cell.batch_size_at(value)
+        if steps := cell.steps_to_tile(self.over):
+            return self._tilings(self.over, batch_size).at(steps)
+        return cell.tiled(batch_size) or cell.captured_at(self._step(cell), batch_size).tape
+
+    def _step(self, cell: _Cell) -> TrainingStep | None:
+        """What is captured, None where tapes are tiled. Batches of all sizes share one model."""
+        if any(map(cell.steps_to_tile, cell.model.card.tiles)):
+            return None
+        key = repr(cell.config["model_options"])
+        if key not in self._steps:
+            self._steps = {key: cell.workload(cell.config["batch_size"])}
+        return self._steps[key]
+
+    def _trial(self, value: int) -> dict[str, Any]:
+        cell, batch_size = self.cell.with_value(value), self.cell.batch_size_at(value)
+        step = self._step(cell)
+        step = step and replace(step, batch=example_batch(cell.model, cell.config))
+        at = self.at if self.over == BATCH else None
         try:
-            tape = tape_of(batch_size)
+            tape = self.at(value)
             prepared = cell.prepared(tape)
-            tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, step)
-            schedule = ask(planner, tape, profile, budget, cell.config["method"])
+            tape = _with_costs(cell, tape if prepared is None else prepared.tape, self.profile, step)
+            checked = _planned(cell, self.planner, step, tape, self.profile, self.budget, batch_size, at)
         except PlanInfeasible as refusal:
-            trials.append(
-                {
-                    "batch_size": batch_size,
-                    "fits": False,
-                    "peak_bytes": refusal.smallest_bytes,
-                    "outcome": "plan_infeasible",
-                    "step_seconds": None,
-                }
-            )
-        else:
-            metrics = simulate(check_schedule(tape, schedule), profile).metrics
-            trials.append(
-                {
-                    "batch_size": batch_size,
-                    "fits": True,
-                    "peak_bytes": metrics.peak_bytes,
-                    "outcome": "ok",
-                    "step_seconds": metrics.step_seconds,
-                }
-            )
-        print(f"batch {batch_size}: {'fits' if trials[-1]['fits'] else 'does not fit'}", flush=True)
-        return trials[-1]["fits"]
-
-    largest = bisect_largest(fits, low, high)
-    if largest is not None and at(largest) != _bare(captured(largest)):  # the family ends below: every size is captured
-        trials.clear()
-        at = captured
-        largest = bisect_largest(fits, low, high)
-    return {
-        "largest": largest,
-        "low": low,
-        "high": high,
-        "memory_bytes": profile.memory_bytes,
-        "trials": trials,
-        "hit_upper_end": largest == high,
-    }
+            return trial(value, Outcome.PLAN_INFEASIBLE, "budget", peak_bytes=refusal.smallest_bytes)
+        metrics = simulate(checked, self.profile).metrics
+        if value > self.at_limit[0]:
+            self.at_limit = value, live_at_peak(checked).to_json()
+        return trial(value, Outcome.OK, "", peak_bytes=metrics.peak_bytes, samples=batch_size, step_seconds=metrics.step_seconds,
+                     compute_seconds=metrics.compute_seconds, seconds_cap=seconds_cap(checked.tape, cell.config["search"]["slowdown"]))
 
 
-def largest_depth(spec: Spec, folder: str) -> dict[str, Any]:
-    """By simulation: the deepest network whose plan fits the device's memory, on tapes that are tiled from shallow captures. The depth is
-    the option that the model's card names under `tiles`; `low` and `high` are rounded inwards to depths that there are."""
-    cell = _Cell.of(spec)
-    profile, planner, bounds = cell.profile(), cell.planner(), cell.config["search"]
-    option, where = next(iter(cell.model.card.tiles.items()))
-    tiling, trials = cell.tiling(option, cell.config["batch_size"]), []
-    budget = Budget(device_bytes=profile.memory_bytes, wants_smallest=False)
+def searched_bytes(budget: str | None, memory_bytes: int) -> int:
+    """What a search may fill: a size, or all of the memory."""
+    return memory_bytes if budget in (None, "auto") else parse_bytes(budget)
 
-    def fits(steps: int) -> bool:
-        trial = {"depth": where.start + steps * where.step, "fits": True, "outcome": "ok"}
-        try:
-            tape = tiling.at(steps)
-            prepared = cell.prepared(tape)
-            tape = _with_costs(cell, tape if prepared is None else prepared.tape, profile, None)
-            checked = check_schedule(tape, ask(planner, tape, profile, budget, cell.config["method"]))
-        except PlanInfeasible as refusal:
-            trial |= {"fits": False, "outcome": "plan_infeasible", "peak_bytes": refusal.smallest_bytes, "step_seconds": None}
-        else:
-            metrics = simulate(checked, profile).metrics
-            trial |= {"peak_bytes": metrics.peak_bytes, "step_seconds": metrics.step_seconds}
-        print(f"{option} {trial['depth']}: {'fits' if trial['fits'] else 'does not fit'}", flush=True)
-        trials.append(trial)
-        return trial["fits"]
 
-    low, high = max(0, -((where.start - bounds["low"]) // where.step)), (bounds["high"] - where.start) // where.step
-    steps = bisect_largest(fits, low, high)
-    return {
-        "option": option,
-        "step": where.step,
-        "largest": None if steps is None else where.start + steps * where.step,
-        "low": where.start + low * where.step,
-        "high": where.start + high * where.step,
-        "memory_bytes": profile.memory_bytes,
-        "trials": trials,
-        "hit_upper_end": steps == high,
-    }
+def seconds_cap(tape: Tape, slowdown: float | None) -> float:
+    """The longest step that still counts as fast: its ops' first runs and one more forward phase, or so many times the first runs."""
+    first_runs = sum(op.seconds for op in tape.ops)
+    return first_runs + sum(op.seconds for op in tape.ops if op.phase is Phase.FORWARD) if slowdown is None else slowdown * first_runs
 
 
 def _bare(tape: Tape) -> Tape:
     """Without op times."""
     return tape.with_costs([0.0] * len(tape.ops))
-
-
-def bisect_largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The largest n in [low, high] that fits, where all below the first failure fit; None when `low` does not."""
-    if not fits(low):
-        return None
-    good, step = low, max(low, 1)
-    while good < high:
-        trial = min(good + step, high)
-        if not fits(trial):
-            return _bisect(fits, good, trial)
-        good, step = trial, step * 2
-    return good
-
-
-def _bisect(fits: Callable[[int], bool], good: int, bad: int) -> int:
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Mapping
 
 SCHEMA_VERSION = 1
-SEARCHES = ("max_batch", "max_depth")  # kinds of cells, with the whole memory of the device as budget
 
 
 class Outcome(StrEnum):
@@ -55,7 +54,7 @@ class RunRecord:
     """One cell. Every block is JSON-able; a block that does not apply is empty."""
 
     cell_id: str  # hash of `config`
-    kind: str  # "step" (one training step, measured or simulated), "train" (many steps), "max_batch", "max_depth" (searches)
+    kind: str  # "step" (one training step, measured or simulated), "train" (many steps), "max_batch" (a search)
     workflow: Mapping[str, Any]  # name, path as given, sha256 of the file's bytes
     config: Mapping[str, Any]  # the resolved cell: model, batch_size, method, options, budget, target, seed, ...
     outcome: Outcome

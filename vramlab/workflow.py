@@ -18,6 +18,7 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 from vramlab import __version__
 from vramlab.collection import Library, Method, Model, UnknownName, files_of_options, option_problems, resolve_options
 from vramlab.errors import WorkflowError
+from vramlab.finder import BATCH
 from vramlab.record import Outcome, hash_config
 from vramlab.schema import shown, validate
 from vramlab.this_machine import THIS, is_calibrated, read_calibration
@@ -25,7 +26,7 @@ from vramlab.workflow_layers import (
     Merged, Override, file_for, merge_experiments, names_of, own_experiments, parse_overrides, set_in_file, when_block, without,
 )
 from vramlab.workflow_schema import (
-    OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, SEARCHES, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training,
+    OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training,
     WorkflowFile,
 )
 from vramlab.yaml_nodes import InvalidFile, Mark, Node, Problem, key_place, nearest, node_from, one_of, plain, raise_problems, read_yaml
@@ -112,11 +113,9 @@ def _check_experiment(merged: Merged, library: Library) -> Iterator[Problem]:
     for entry in _children(merged.node, "methods"):
         yield from _check_method(entry, merged, library)
     yield from _check_kind(merged)
-    if merged.kind == "max_depth" and model and not model.card.tiles:
-        yield Problem(merged.node.mark, f"model {model.name} has one depth: its card names no option under tiles")
     yield from _check_devices(merged)
     yield from _check_training(merged.node.get("training"))
-    yield from _check_search(merged.node.get("search"))
+    yield from _check_search(merged, model)
     data = merged.node.get("data")
     folder = str(data.value).partition("imagefolder:")[2] if data is not None else ""
     if folder and merged.node.get("skip") is None and not Path(folder).expanduser().is_dir():
@@ -170,23 +169,21 @@ def _check_method(entry: Node, merged: Merged, library: Library) -> Iterator[Pro
     if own_budgets is not None and not method.card.takes_budget:
         yield Problem(key_place(own_budgets), f"method {method.name!r} takes no budget; its plan does not depend on one")
     budgets = own_budgets or merged.node.get("budgets")
-    if method.card.takes_budget and budgets is None and merged.kind not in SEARCHES:
+    if method.card.takes_budget and budgets is None and merged.kind != "max_batch":
         yield Problem(name.mark, f"method {method.name!r} plans for a budget and none is given; write for example budgets: [60%]")
-    for budget in budgets.items() if budgets is not None and merged.kind in SEARCHES else []:
+    for budget in budgets.items() if budgets is not None and merged.kind == "max_batch" else []:
         if str(budget.value).strip().endswith("%"):
             yield Problem(budget.mark, f"budgets: {shown(budget.value)} is not allowed where the batch is searched, in experiment "
                                        f"{merged.name!r}; give it budgets of its own, a size or auto")
 
 
 def _check_kind(merged: Merged) -> Iterator[Problem]:
-    if merged.kind != "max_batch" and merged.node.get("batch_sizes") is None:
+    searches_batch = merged.kind == "max_batch" and _searched(merged) == BATCH
+    if not searches_batch and merged.node.get("batch_sizes") is None:
         yield Problem(merged.node.mark, "key 'batch_sizes' is missing")
     own_batches = merged.own.get("batch_sizes")
-    if merged.kind == "max_batch" and own_batches is not None:
+    if searches_batch and own_batches is not None:
         yield Problem(key_place(own_batches), "max_batch searches the batch size; write search: {low: ..., high: ...}")
-    for target in _children(merged.node, "targets") if merged.kind == "max_depth" else []:
-        if not str(target.value).startswith("sim:"):
-            yield Problem(target.mark, f"targets: {shown(target.value)} is not allowed for kind max_depth; allowed: sim:NAME")
     for target in _children(merged.node, "targets") if merged.kind == "train" else []:
         if str(target.value).startswith("sim:"):
             yield Problem(target.mark, f"targets: {shown(target.value)} is not allowed for kind train; a simulated device trains nothing")
@@ -218,10 +215,31 @@ def _check_training(node: Node | None) -> Iterator[Problem]:
             yield Problem(key_place(node.value[key]), f"{key} does not go with optimizer {optimizer!r}")
 
 
-def _check_search(node: Node | None) -> Iterator[Problem]:
-    bounds = {"low": Search().low, "high": Search().high, **(plain(node) if node and isinstance(node.value, dict) else {})}
-    if isinstance(bounds["low"], int) and isinstance(bounds["high"], int) and bounds["low"] > bounds["high"]:
-        yield Problem(node.mark, f"search: low {bounds['low']} is above high {bounds['high']}")
+def _searched(merged: Merged) -> Any:
+    """What an experiment searches the largest value of."""
+    node = merged.node.get("search")
+    over = node.get("over") if node is not None else None
+    return BATCH if over is None else plain(over)
+
+
+def _check_search(merged: Merged, model: Model | None) -> Iterator[Problem]:
+    node = merged.node.get("search")
+    values = Search().model_dump() | (plain(node) if node and isinstance(node.value, dict) else {})
+    low, high, step, over = (values[key] for key in ("low", "high", "step", "over"))
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (low, high, step or 1)):
+        return
+    if low > high:
+        yield Problem(node.mark, f"search: low {low} is above high {high}")
+    elif over != BATCH and model is not None:
+        whole = [name for name, option in model.card.options.items() if option.type == "int"]
+        tiling = model.card.tiles.get(over)
+        if over not in whole:
+            yield Problem(node.get("over").mark, f"search: over {shown(over)} is no whole-number option of model {model.name!r}; allowed: "
+                                                 f"{one_of([BATCH, *whole])}{nearest(str(over), [BATCH, *whole])}")
+        elif tiling and step and step % tiling.step:
+            yield Problem(node.get("step").mark, f"search: {over} of {model.name!r} goes in steps of {tiling.step}; {step} is no multiple")
+        elif not model.card.values_of(over, low, high, step):
+            yield Problem(node.mark, f"search: {model.name!r} has no {over} from {low} to {high}")
 
 
 def _check_nulls(root: Node) -> Iterator[Problem]:
@@ -308,7 +326,8 @@ class Cell:
     def title(self) -> str:
         """`resnet50 b16 delta 60% on cpu`: how messages name it."""
         config = self.config
-        batch = f" b{config['batch_size']}" if config["batch_size"] is not None else " largest batch"
+        batch = f" b{config['batch_size']}" if config["batch_size"] is not None else ""
+        batch += f" largest {config['search']['over']}" if "search" in config else ""
         budget = f" {config['budget']}" if config["budget"] is not None else ""
         devices = f" x {config['devices']}" if "devices" in config else ""
         return f"{config['model']}{batch} {self.label}{budget} on {config['target']}{devices}"
@@ -352,7 +371,7 @@ class Plan:
         """Whether a cell may come to this without the run having failed."""
         if self.expected.outcomes is not None:
             return str(outcome) in self.expected.outcomes
-        return outcome in EXPECTED_OUTCOMES or (kind in SEARCHES and outcome is Outcome.OOM)
+        return outcome in EXPECTED_OUTCOMES or (kind == "max_batch" and outcome is Outcome.OOM)
 
 
 def expand(workflow: Workflow, host: Host) -> Plan:
@@ -388,8 +407,6 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
     """Why this machine cannot run an experiment's target; None when it can."""
     if experiment.skip:
         return experiment.skip
-    if not target.startswith("sim:") and experiment.kind == "max_depth":
-        return "the depth is searched on a simulated device; give it targets: [sim:NAME]"
     if target.startswith("sim:") and experiment.kind == "train":
         return "a simulated device trains nothing"
     if experiment.devices and not target.startswith("sim:"):
@@ -406,7 +423,7 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
 
 def _cells(experiment: CompleteExperiment, target: str, library: Library) -> Iterator[Cell]:
     model = library.model(experiment.model.name)
-    batches = [None] if experiment.kind == "max_batch" else experiment.batch_sizes
+    batches = [None] if experiment.kind == "max_batch" and _search_of(experiment).over == BATCH else experiment.batch_sizes
     entries = [(entry, library.method(entry.name)) for entry in experiment.methods]
     entries.sort(key=lambda pair: pair[1].name != "eager")  # eager's peak is what others' percentages are taken of
     for batch_size in batches:
@@ -417,9 +434,14 @@ def _cells(experiment: CompleteExperiment, target: str, library: Library) -> Ite
                     yield Cell(hash_config(config | shared), config | shared, entry.label or method.name)
 
 
+def _search_of(experiment: CompleteExperiment) -> Search:
+    return experiment.search or Search()
+
+
 def _budgets(experiment: CompleteExperiment, entry: MethodEntry, method: Method) -> list[str | None]:
+    """A search bounds every method alike: what fits within the experiment's budgets. Otherwise only some methods take one."""
     if not method.card.takes_budget:
-        return [None]
+        return experiment.budgets or ["auto"] if experiment.kind == "max_batch" else [None]
     return entry.budgets or experiment.budgets or ["auto"]
 
 
@@ -444,8 +466,12 @@ def _config(experiment: CompleteExperiment, model: Model, batch_size: int | None
     }
     if target == f"sim:{THIS}":
         config["profile"] = read_calibration().profile.to_json()  # in the config: other numbers are another cell
-    if experiment.kind in SEARCHES:
-        config["search"] = (experiment.search or Search()).model_dump()
+    if experiment.kind == "max_batch":
+        search = _search_of(experiment)
+        values = (range(search.low, search.high + 1, search.step or 1) if search.over == BATCH
+                  else model.card.values_of(search.over, search.low, search.high, search.step))
+        config["search"] = search.model_dump() | {"low": values[0], "high": values[-1], "step": values.step}
+        config["model_options"].pop(search.over, None)
     return config
 
 

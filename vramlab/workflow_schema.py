@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
+from vramlab.finder import BATCH
 from vramlab.planner import parse_bytes, parse_percent
-from vramlab.record import SEARCHES, Outcome
+from vramlab.record import Outcome
 from vramlab.schema import Strict
 from vramlab.this_machine import known_profiles
 from vramlab.yaml_nodes import nearest, one_of
 
 PLATFORMS = ("cpu", "cuda")
-KINDS = ("step", "train", *SEARCHES)
+KINDS = ("step", "train", "max_batch")
 CLAIM_RULES = (
     "memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first", "fits", "fastest_of_all",
     "average_memory_saved_percent", "average_maps_saved_percent", "memory_ratio", "slowdown_percent", "step_time_ratio", "peak_bytes",
@@ -122,10 +123,13 @@ class Measure(Strict):
 
 
 class Search(Strict):
-    """Where the largest batch or depth is looked for."""
+    """What the largest value is looked for of, and where. Only values that the model's card allows are tried."""
 
+    over: str = BATCH  # or a whole-number option of the model: depth, image_size, ...
     low: Count = 1
     high: Count = 4096
+    step: Count | None = None  # from one value to the next; absent = 1, or as blocks repeat
+    slowdown: Annotated[float, Field(ge=1)] | None = None  # step / its ops' first runs; absent = one extra forward phase
 
 
 class Expected(Strict):

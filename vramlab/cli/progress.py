@@ -60,7 +60,7 @@ def summary(record: RunRecord) -> str:
     block = record.predicted if is_simulated(record) else record.measured
     parts = ["ok, *simulated*" if is_simulated(record) else f"ok, {str(record.truth).replace('_', ' ')}"]
     if record.search:
-        parts.append(f"largest batch {'at least ' if record.search['hit_upper_end'] else ''}{record.search['largest']}")
+        parts.append(f"largest {record.search['over']} {'at least ' if record.search['hit_upper_end'] else ''}{record.search['largest']}")
     if block.get("peak_bytes") is not None:
         budget = f" of {bytes_in_words(record.budget_bytes)}" if record.budget_bytes else ""
         parts.append(f"peak {bytes_in_words(block['peak_bytes'])}{budget}")

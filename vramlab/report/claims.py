@@ -4,7 +4,7 @@ A workflow lists what it tests: `claims: [{id, rule, experiment, method, baselin
 stands in reports/claims.yaml under that id. Five rules, and those of vramlab/report/headlines.py for what papers' headlines state:
 
     memory_saved_percent  1 - smallest peak of the method / peak of the baseline, over the budgets that the method kept
-    max_batch_ratio       largest batch of the method / largest batch of the baseline
+    max_batch_ratio       largest batch (or depth, ...) of the method / that of the baseline
     overhead_percent      time ratio to eager - 1, at the smallest peak that the method kept
     training_equal        loss, gradient norm and accuracy equal eager's at every step
     swap_not_first        share of storages that are cheaper to recompute than to swap: above zero, swapping is not always first
@@ -28,6 +28,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import yaml
 
 from vramlab.device import PERTURBATIONS
+from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Verdict
 from vramlab.report import sensitivity
 from vramlab.report.headlines import HEADLINES, SCALES, Answer, searched
@@ -272,10 +273,11 @@ def memory_saved_percent(question: Question) -> Finding:
 
 
 def max_batch_ratio(question: Question) -> Finding:
-    """Largest batch of the method / largest batch of the baseline, on the same target with the same memory."""
-    answer = searched(question, "max_batch", "batch")
+    """What fits at most with the method / with the baseline, on the same target with the same memory: a batch, an image size."""
+    answer = searched(question)
+    over = answer.points[0].record.search.get("over", BATCH) if answer.points else BATCH
     what = "; ".join(_batches_in_words(p.record, p.baseline) for p in answer.points)
-    return _grade_points(question, answer.points, "max_batch_ratio", what=f"largest batch: {what}", missing=answer.missing)
+    return _grade_points(question, answer.points, "max_batch_ratio", what=f"largest {over}: {what}", missing=answer.missing)
 
 
 def _batches_in_words(record: RunRecord, baseline: RunRecord) -> str:
@@ -286,10 +288,11 @@ def _batches_in_words(record: RunRecord, baseline: RunRecord) -> str:
 
 
 def _samples_per_second(record: RunRecord) -> float | None:
-    """At the largest batch, from the log of the search; None where it has no time."""
+    """At the largest that fits, from the log of the search; None where it has no time."""
     largest = record.search["largest"]
-    seconds = next((t.get("step_seconds") for t in record.search.get("trials") or () if t.get("batch_size") == largest), None)
-    return largest / seconds if seconds else None
+    seconds = next((t.get("step_seconds") for t in record.search.get("trials") or () if t.get("value") == largest), None)
+    samples = record.config["batch_size"] or largest
+    return samples / seconds if seconds else None
 
 
 def overhead_percent(question: Question) -> Finding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Mapping, Sequence
 
+from vramlab.finder import BATCH
 from vramlab.record import RunRecord
 from vramlab.report.points import Point, baseline_peak, is_sound, peak_of, smallest_peaks
 from vramlab.report.words import is_simulated, join_words
@@ -175,15 +176,19 @@ def speedup_on_devices(question: Question) -> Answer:
 
 def max_depth_ratio(question: Question) -> Answer:
     """Deepest network of the method / deepest network of the baseline, on the same target with the same memory and batch."""
-    answer = searched(question, "max_depth", "depth")
+    answer = searched(question, "depth")
     told = "; ".join(f"{p.record.search['largest']} layers against {p.baseline.search['largest']}" for p in answer.points)
     return Answer(answer.points, f"deepest network: {told}", answer.missing)
 
 
-def searched(question: Question, kind: str, noun: str) -> Answer:
-    """Largest value that a search of the method found / that of the baseline's; no point where one of them did not come to an end."""
+def searched(question: Question, over: str | None = None) -> Answer:
+    """Largest value that a search (over this option, where one is named) of the method found / that of the baseline's; no point where one
+    of them did not come to an end."""
     points, reasons = [], []
-    for record in question.of_method(kind):
+    for record in question.of_method("max_batch"):
+        noun = record.config["search"].get("over", BATCH)
+        if over not in (None, noun):
+            continue
         baseline = question.of_baseline(record)
         if not is_sound(record) or baseline is None:
             continue

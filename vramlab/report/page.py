@@ -18,12 +18,12 @@ from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
 from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, telemetry_figures, training_figures
 from vramlab.report.summary import summarise
-from vramlab.report.tables import depth_table, measured_table, methods_table, search_table, simulated_table, training_table
+from vramlab.report.tables import measured_table, methods_table, search_table, simulated_table, training_table
 from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
 from vramlab.runs import Run, load_run
 
 REPORT_FILE = "report.html"
-TABLES = (methods_table, measured_table, simulated_table, search_table, depth_table, training_table)
+TABLES = (methods_table, measured_table, simulated_table, search_table, training_table)
 VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT_REPRODUCED: "bad", Verdict.NOT_TESTABLE_HERE: "open"}
 
 

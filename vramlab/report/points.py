@@ -25,8 +25,10 @@ class Point:
 
 
 def comparison_key(record: RunRecord) -> tuple[str, str]:
-    """What must be equal for two cells to be compared: all of the config but the method, its options, its source and its budget."""
-    config = {key: value for key, value in record.config.items() if key not in ("method", "options", "budget", "sources")}
+    """What must be equal for two cells to be compared: all of the config but the method, its options, its source and, where it does not
+    bound a search, its budget."""
+    apart = ("method", "options", "sources", *(() if record.kind == "max_batch" else ("budget",)))
+    config = {key: value for key, value in record.config.items() if key not in apart}
     return record.kind, json.dumps(config, sort_keys=True)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, Sequence
 
+from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.words import (
     DASH, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
-    seconds_in_words, significant,
+    join_words, seconds_in_words, significant,
 )
 from vramlab.runs import Cell, Run
 
@@ -261,20 +262,10 @@ def _time_of(table: Table, cell: Cell) -> Value:
 
 
 def search_table(run: Run) -> Table:
-    """Searches for the largest batch."""
-    return _searches(run, "max_batch", "batch", "batches")
-
-
-def depth_table(run: Run) -> Table:
-    """Searches for the deepest network."""
-    return _searches(run, "max_depth", "depth", "depths")
-
-
-def _searches(run: Run, kind: str, noun: str, nouns: str) -> Table:
-    columns = (f"largest {noun}", "memory", "searched", f"{nouns} tried")
-    groups = (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",)))
-    table = Table("searches" if kind == "max_batch" else "depths", f"Largest {noun}, simulated", groups)
-    for cell in _cells(run, kind):
+    """Searches for the largest batch, depth or other option."""
+    columns = ("largest", "as fast as one more forward", "fastest", "memory", "searched", "values tried")
+    table = Table("searches", "Largest that fits, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
+    for cell in _cells(run, "max_batch"):
         _add(table, cell, len(columns), lambda record: _search(table, record))
     return table
 
@@ -282,12 +273,19 @@ def _searches(run: Run, kind: str, noun: str, nouns: str) -> Table:
 def _search(table: Table, record: RunRecord) -> list[Value]:
     numbers, block = Numbers(table, record), record.search
     trials = block.get("trials") or []
-    bounds = f"{block.get('low')} to {block.get('high')}" if block.get("high") is not None else None
-    largest = numbers.show(block.get("largest"), str, "search.largest")
+    over, bounds = block.get("over", BATCH), f"{block.get('low')} to {block.get('high')}" if block.get("high") is not None else None
+    largest = numbers.show(block.get("largest"), lambda v: f"{over} {v}", "search.largest")
     if block.get("largest") is not None and block.get("largest") == block.get("high") and counts(record):
-        largest = Value(text=f"at least {block['largest']}", note=table.note("the search ended at its own limit"))
-    return [largest, numbers.bytes(block.get("memory_bytes"), "search.memory_bytes"), numbers.show(bounds, str, "search.high"),
-            numbers.show(len(trials) or None, str, "search.trials")]
+        largest = Value(text=f"{over} at least {block['largest']}", note=table.note("the search ended at its own limit"))
+    elif block.get("holes") and counts(record):
+        failed = join_words(map(str, block["holes"]))
+        largest = replace(largest, note=table.note(f"below it {failed} {'does' if len(block['holes']) == 1 else 'do'} not fit"))
+    return [
+        largest, numbers.show(block.get("largest_within_slowdown"), str, "search.largest_within_slowdown"),
+        numbers.show((block.get("fastest") or {}).get("value"), str, "search.fastest"),
+        numbers.bytes(block.get("memory_bytes"), "search.memory_bytes"), numbers.show(bounds, str, "search.high"),
+        numbers.show(len(trials) or None, str, "search.trials"),
+    ]
 
 
 def training_table(run: Run) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Iterable, Mapping, Sequence
 
-from vramlab.record import SEARCHES, Outcome, RunRecord, Truth
+from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.statistics import Interval, distinguishable
 
 DASH = "\u2013"
@@ -81,8 +81,8 @@ def is_simulated_target(config: Mapping[str, Any]) -> bool:
 
 
 def is_simulated(record: RunRecord) -> bool:
-    """Whether a record's numbers come from the simulator alone: on a device profile, and in every search for the largest batch or depth."""
-    return is_simulated_target(record.config) or record.kind in SEARCHES
+    """Whether a record's numbers come from the simulator alone: on a device profile, and in every search."""
+    return is_simulated_target(record.config) or record.kind == "max_batch"
 
 
 def counts(record: RunRecord) -> bool:
