@@ -218,3 +218,9 @@ def test_evidence_names_the_records_that_were_used():
     eager, delta = measured_step("eager", 1000), measured_step("delta", 400, budget="40%")
     unused = make_record(config={"method": "delta", "budget": "30%"}, outcome=Outcome.OOM)
     assert ask("memory_saved_percent", [eager, delta, unused], "delta-mem-save").finding.evidence == (delta, eager)
+
+
+def test_a_ratio_that_a_workflow_derives_has_not_the_unit_of_the_papers_table():
+    entry = PaperClaim(id="t", system="DTR", metric="iteration time", value=420.6, unit="ms")
+    assert entry.stated_as(1.224, "step_time_ratio").in_words == "1.224 x"
+    assert entry.stated_as(400, "step_time").in_words == "400 ms"

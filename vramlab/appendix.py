@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -92,7 +92,7 @@ def _claim_rows(plans: dict[str, Plan], known: dict[str, PaperClaim]) -> Iterato
     for request in plans["cpu"].workflow.claims:
         if request.id not in known:
             raise ValueError(f"workflow {plans['cpu'].workflow.name!r} names claim {request.id!r}, which reports/claims.yaml does not have")
-        claim = known[request.id] if request.value is None else replace(known[request.id], value=request.value)
+        claim = known[request.id] if request.value is None else known[request.id].stated_as(request.value, request.rule)
         tolerance = DEFAULT_TOLERANCE if request.tolerance is None else request.tolerance
         yield ClaimRow(
             id=claim.id, paper=f"{claim.system}, {claim.metric}", claimed=claim.in_words, experiment=request.experiment or "",

@@ -67,6 +67,10 @@ class PaperClaim:
             return None
         return float(values[0]), float(values[-1])
 
+    def stated_as(self, value: Any, rule: str) -> PaperClaim:
+        """The claim with the value that a workflow derives from it: a ratio of two entries of the paper's table has no unit of either."""
+        return replace(self, value=value, unit="x" if rule.endswith("_ratio") else self.unit)
+
     @property
     def in_words(self) -> str:
         """`40 to 70 %`, `2.04 x`, `comparable`."""
@@ -133,7 +137,7 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
     tolerance = DEFAULT_TOLERANCE if request.get("tolerance") is None else float(request["tolerance"])
     chosen = [r for r in run.records if experiment is None or r.config.get("experiment") == experiment]
     if claim and request.get("value") is not None:
-        claim = replace(claim, value=request["value"])
+        claim = claim.stated_as(request["value"], rule)
     if claim is None:
         finding = _untestable(f"no collection has a claim {request['id']!r}")
     elif rule not in RULES:
