@@ -202,6 +202,7 @@ def test_the_largest_simulated_batch_is_at_the_edge(tmp_path):
     assert trials[largest]["peak_bytes"] <= load_profile("k40c").memory_bytes < trials[largest + 1]["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_adam_leaves_less_room_than_sgd_and_the_record_says_why(tmp_path):
     found = {}
     for optimizer in ("sgd", "adam"):
@@ -215,6 +216,7 @@ def test_adam_leaves_less_room_than_sgd_and_the_record_says_why(tmp_path):
     assert held["adam"]["parameter"] == held["sgd"]["parameter"]
 
 
+@pytest.mark.slow
 def test_the_deepest_simulated_network_is_at_the_edge(tmp_path):
     """Depths are those of the card; tapes are tiled from three shallow captures. Where plans recompute, deeper networks fit."""
     largest = {}
@@ -233,6 +235,7 @@ def test_the_deepest_simulated_network_is_at_the_edge(tmp_path):
     assert largest["checkpoint"] > largest["eager"] > 14
 
 
+@pytest.mark.slow
 def test_the_largest_simulated_image_is_at_the_edge(tmp_path):
     record = run(tmp_path, methods=["eager"], targets=["sim:k40c"], budgets=["12MiB"],
                  experiments=[{"name": "i", "kind": "max_batch", "search": {"over": "image_size", "low": 9, "high": 64, "step": 4}}])

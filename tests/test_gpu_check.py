@@ -76,6 +76,7 @@ def test_the_bare_interpreter_lacks_what_such_a_machine_lacks(bare):
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow
 def test_it_runs_there_and_nothing_fails(run):
     done, body = run
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
@@ -84,6 +85,7 @@ def test_it_runs_there_and_nothing_fails(run):
     assert all(s["outcome"] == "ok" and s["rows"] for s in body["sections"])
 
 
+@pytest.mark.slow
 def test_its_figures_are_there(run):
     _, body = run
     data = {row["name"]: row["data"] for s in body["sections"] for row in s["rows"]}
@@ -94,6 +96,7 @@ def test_its_figures_are_there(run):
     assert data["sampler"]["summary"]["missing"]["power_watts"] == "the cell ran on no GPU"
 
 
+@pytest.mark.slow
 def test_its_table_names_every_section_and_every_note(run):
     done, body = run
     end = done.stdout[done.stdout.rindex("gpu_check on"):]
