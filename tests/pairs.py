@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 import vramlab
+from vramlab.algorithms import named_variants, under_variants
 from vramlab.errors import PlanInfeasible
 
 CLASSES = 5
@@ -128,11 +129,19 @@ class Pair:
         """Forward and backward on both sides; the tested side's loss."""
         return self.call_with(twin(batch), twin(batch))
 
+    def _eager_under_the_plans_algorithms(self, batch: tuple) -> torch.Tensor:
+        """Plain eager where the plan names no convolution algorithm; another algorithm has other bits."""
+        def eager() -> torch.Tensor:
+            loss = self.losses[0](self.eager, *batch)
+            loss.backward()
+            return loss
+
+        return under_variants(eager, named_variants(self.step.tape, self.step.schedule))()
+
     def call_with(self, eager_batch: tuple, tested_batch: tuple) -> torch.Tensor:
         """`call` with batches that the caller keeps."""
         start = torch.get_rng_state()
-        loss = self.losses[0](self.eager, *eager_batch)
-        loss.backward()
+        loss = self._eager_under_the_plans_algorithms(eager_batch)
         end = torch.get_rng_state()
         torch.set_rng_state(start)
         tested = self.step(*tested_batch)

@@ -195,7 +195,13 @@ def _is_int64(value: Any) -> bool:
 
 
 def compiled(function: Callable) -> Callable:
-    """Compile on the first call; keep the machine code on disk where numba finds a folder that it may write."""
+    """Compile on the first call; keep the machine code on disk where numba finds a folder that it may write.
+
+    What a collection's module defines is compiled in each process: such modules are loaded by path under names that hold their digest, and
+    numba's files on disk would look for a name that no longer is.
+    """
+    if not function.__module__.startswith("vramlab."):
+        return numba.njit(function)
     try:
         return numba.njit(cache=True)(function)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written: each process compiles anew
