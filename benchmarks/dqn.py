@@ -4,15 +4,18 @@
 
 A cell counts as won when the agent's step takes at most as long as the best of the others; as lost when the agent finds no plan. Cells
 in which nobody finds a plan say nothing and are left out. Models that the agent was not trained on are counted apart. Rows are kept in
-benchmarks/evidence/dqn.json after each cell, and those of the same sources are not run again. Exit code 1 under 80 % won.
+benchmarks/evidence/dqn.json after each cell, and those of the same sources are not run again. At the end come the cells as a table,
+then the summary. Exit code 1 under 80 % won.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import tempfile
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,18 @@ from vramlab.tape import Tape
 
 MODELS = ("resnet50", "vgg16", "densenet121", "inception-v3", "mobilenet-v2", "bert-base")
 RIVALS = ("vdnn", "superneurons", "checkpoint", "dtr", "delta")
-AGENTS = {"dqn": {}, "dqn mlp": {"agent": "mlp"}, "dqn one episode": {"episodes": 1}, "dqn swap-only": {"actions": "swap-only"},
-          "dqn recompute-only": {"actions": "recompute-only"}, "untrained": {"agent": "untrained"}, "random": {"agent": "random"}}
+# The default, which plays several times, and then what one play comes to: of the network alone, and of what it is compared with.
+ONE_PLAY = {"one play": {}, "mlp": {"agent": "mlp"}, "swap-only": {"actions": "swap-only"}, "recompute-only": {"actions": "recompute-only"},
+            "untrained": {"agent": "untrained"}, "random": {"agent": "random"}}
+AGENTS = {"dqn": {}, **{name: {"episodes": 1, **settings} for name, settings in ONE_PLAY.items()}}
 TARGET = 0.8
+WORDS = {True: "won", False: "lost", None: "no plan at all"}
+
+
+def find_tape(folder: Path | None, model: str, batch: int) -> Tape:
+    """From the folder where it is there, else captured."""
+    path = (folder or Path()) / f"{model}.tape.json.gz"
+    return Tape.load(path) if path.is_file() else tape_of(model, batch)
 
 
 def tape_of(model: str, batch: int) -> Tape:
@@ -92,6 +104,25 @@ def share(wins: list[bool]) -> float | None:
     return round(sum(wins) / len(wins), 4) if wins else None
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line a model and profile, with mean steps over eager's of the cells in which anybody has a plan."""
+    lines = ["| model | device | cells won | best of the others | " + " | ".join(AGENTS) + " |", "| --- " * (4 + len(AGENTS)) + "|"]
+    for model, profile in dict.fromkeys((r["model"], r["profile"]) for r in rows):
+        judged = [r for r in rows if (r["model"], r["profile"]) == (model, profile) and won(r, "dqn") is not None]
+        wins = sum(bool(won(r, "dqn")) for r in judged)
+        cells = [model, profile, f"{wins} of {len(judged)}", mean([best_of(r["rivals"]) for r in judged])]
+        cells += [mean([r["agents"].get(agent, {"ratio": None})["ratio"] for r in judged]) for agent in AGENTS]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def mean(ratios: list[float | None]) -> str:
+    """With how many are missing, where any is."""
+    there = [ratio for ratio in ratios if ratio is not None]
+    missing = f" ({len(ratios) - len(there)} no plan)" if len(there) < len(ratios) else ""
+    return f"{sum(there) / len(there):.3f}{missing}" if there else "no plan"
+
+
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
     def cell(answer: dict[str, Any]) -> str:
@@ -99,7 +130,7 @@ def line(row: dict[str, Any]) -> str:
 
     rivals = " ".join(f"{name} {cell(a)}" for name, a in row["rivals"].items())
     agents = ", ".join(f"{name} {cell(a)}" for name, a in row["agents"].items())
-    return f"{row['model']:<14} {row['profile']:<15} {row['budget']:>3} %  {agents} | {rivals}  {'won' if won(row, 'dqn') else 'lost'}"
+    return f"{row['model']:<14} {row['profile']:<15} {row['budget']:>3} %  {agents} | {rivals}  {WORDS[won(row, 'dqn')]}"
 
 
 def main() -> int:
@@ -126,8 +157,7 @@ def main() -> int:
                 is_new = row["sources"] != sources or not set(options.agents.split(",")) <= set(row["agents"])
                 if is_new and time.monotonic() - started < 60 * options.minutes:
                     if captured is None:
-                        path = (options.tapes or Path()) / f"{model}.tape.json.gz"
-                        captured = Tape.load(path) if path.is_file() else tape_of(model, options.batch)
+                        captured = find_tape(options.tapes, model, options.batch)
                     tape = roofline_costs(captured, profile)
                     limit = budget * check_schedule(tape, replay_schedule(tape)).peak_bytes // 100
                     row = run_cell(library, row, sources, rivals, options.agents.split(","), tape, profile, limit)
@@ -138,7 +168,9 @@ def main() -> int:
                 rows.append(row)
                 known.pop((model, profile.name, budget, options.batch), None)
                 if is_new:
-                    keep("dqn", [*rows, *known.values()], summary(rows, trained_on))
+                    with redirect_stdout(io.StringIO()):
+                        keep("dqn", [*rows, *known.values()], summary(rows, trained_on))
+    print(table(rows))
     result = summary(rows, trained_on)
     keep("dqn", rows, result)
     return 0 if (result["dqn"]["won"] or 0.0) >= TARGET else 1

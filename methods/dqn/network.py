@@ -1,7 +1,7 @@
 """The Q-network: how good is each action? One small network scores the rows of an observation one by one.
 
     tape ─► nodes (storages) ─► ROUNDS of message passing ─► a vector a storage ─┐
-    observation ─► one row an action ───────────────────────────────────────────┴─► two hidden layers ─► Q
+    observation ─► one row an action ───────────────────────────────────────────┴─► two hidden layers + a linear path ─► Q
 
 The vectors depend on the tape, the device and the budget, not on the moment, so they are made once an episode. The kind "mlp" does
 without them. All expressions are of numpy and of torch alike: planning needs no torch, training differentiates the same code.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -21,7 +21,7 @@ from vramlab.device import DeviceProfile
 from vramlab.player import StepFacts
 from vramlab.tape import Phase, Tape
 
-from .observation import FEATURES, SMALL
+from .observation import ACTION_COLUMNS, FEATURES, SMALL
 
 KINDS = ("graph", "mlp")
 WIDTH = 16  # of a storage's vector
@@ -30,6 +30,7 @@ HIDDEN = 64
 NEIGHBOURS = 4  # at most this many on each side take part; the mean is over these
 NODE_FEATURES = 10
 FORMAT_VERSION = 1
+VARIED_SHARE = 0.3  # of the columns, in each variation of the network
 
 Weights = Mapping[str, Any]
 
@@ -96,7 +97,7 @@ def score(weights: Weights, features: Any, vectors: Any | None) -> Any:
         x = x + vectors @ weights["first.v"]
     x = _relu(x)
     x = _relu(x @ weights["second.w"] + weights["second.b"])
-    return (x @ weights["last.w"] + weights["last.b"])[..., 0]
+    return (x @ weights["last.w"] + features @ weights["skip.w"] + weights["last.b"])[..., 0]
 
 
 def _relu(x: Any) -> Any:
@@ -109,12 +110,12 @@ def fresh_weights(kind: str, seed: int) -> dict[str, np.ndarray]:
         raise ValueError(f"no network {kind!r}; there are {', '.join(KINDS)}")
     random = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {"first.w": (FEATURES, HIDDEN), "first.b": (HIDDEN,), "second.w": (HIDDEN, HIDDEN),
-                                          "second.b": (HIDDEN,), "last.w": (HIDDEN, 1), "last.b": (1,)}
+                                          "second.b": (HIDDEN,), "last.w": (HIDDEN, 1), "last.b": (1,), "skip.w": (FEATURES, 1)}
     if kind == "graph":
         shapes |= {"first.v": (WIDTH, HIDDEN), "node.w": (NODE_FEATURES, WIDTH), "node.b": (WIDTH,)}
         for i in range(ROUNDS):
             shapes |= {f"round{i}.{part}": (WIDTH, WIDTH) for part in ("self", "above", "below")} | {f"round{i}.b": (WIDTH,)}
-    return {name: np.zeros(shape, np.float32) if name.endswith(".b")
+    return {name: np.zeros(shape, np.float32) if name.endswith(".b") or name == "skip.w"
             else (random.standard_normal(shape) * np.sqrt(2.0 / shape[0])).astype(np.float32) for name, shape in sorted(shapes.items())}
 
 
@@ -158,7 +159,14 @@ class Scorer:
 
     weights: Weights
     vectors: Any | None  # of all storages
+    tilt: np.ndarray | None = None  # float32 [FEATURES]: added weights of the linear path, in units of Q's spread at a decision
 
     def q(self, features: np.ndarray, storages: np.ndarray) -> np.ndarray:
         """float32, one entry a row."""
-        return score(self.weights, features, None if self.vectors is None else self.vectors[storages])
+        q = score(self.weights, features, None if self.vectors is None else self.vectors[storages])
+        return q if self.tilt is None else q + q.std() * (features @ self.tilt)
+
+    def varied(self, sigma: float, random: np.random.Generator) -> Scorer:
+        """Another, with noise on the linear path, on about VARIED_SHARE of the columns that differ from action to action."""
+        noise = sigma * random.standard_normal(FEATURES) * (random.random(FEATURES) < VARIED_SHARE) * ACTION_COLUMNS
+        return replace(self, tilt=noise.astype(np.float32) + (0 if self.tilt is None else self.tilt))

@@ -23,10 +23,12 @@ from vramlab.rollout import NESTED_RECOMPUTES
 
 from .play import NOTHING, PREFETCH_CHOICES, Answer, Move, Play, Question
 
-CANDIDATES = 14
+CANDIDATES = 16
 ACTIONS = 1 + 2 * CANDIDATES + PREFETCH_CHOICES
 # A time of this share of the step, and a cost per byte of this many steps per budget, come out as log 2.
 SMALL = 1e-3
+# A ratio of this logarithm, about ten thousand, is 1 in the wide columns.
+WIDE = 9.2
 # What a second of the link to the device is worth, in seconds of the step.
 LINK_PRICE = 0.03
 
@@ -92,6 +94,7 @@ class Observer:
         storages, answers = np.full(ACTIONS, -1, np.int64), [None] * ACTIONS
         forecast = play.forecast_bytes(play.facts.end)
         shared = self._global(question, forecast)
+        self._stale = self._stale_seconds() / self.step_seconds
         rows = [(0, Answer(NOTHING.move))] if question.fetchable else []
         rows += [(1 + 2 * CANDIDATES + i, Answer(Move.PREFETCH, s)) for i, s in enumerate(question.fetchable)]
         swappable, droppable = set(question.swappable), set(question.droppable)
@@ -126,7 +129,7 @@ class Observer:
         if len(everything) <= CANDIDATES:
             return everything.tolist()
         nbytes = np.minimum(play.nbytes, max(4 * question.short_bytes, 1)).astype(np.float64)
-        stale = np.maximum(play.clock_seconds - play.last_access_seconds, 1e-9)
+        stale = self._stale_seconds()
         need = self.until_op[play.next_need]
         rankings = [(everything, -nbytes * stale, 2), (everything, -need, 2), (everything, -need * nbytes, 2)]
         if len(swap):
@@ -136,11 +139,16 @@ class Observer:
         if len(drop):
             rankings += [(drop, self.own / nbytes, 3), (drop, (self.own + self.step_seconds * SMALL) / (nbytes * stale), 2),
                          (drop, self.own / (nbytes * np.maximum(need - self.until_op[play.next_op], 1e-9)), 2)]
+            rankings.insert(0, (drop, self.own / (play.nbytes * stale + 1e-30), 3))
         chosen: dict[int, None] = {}
         for among, score, count, *is_local in rankings:
             order = np.argsort(score if is_local else score[among], kind="stable")[:count]
             chosen.update(dict.fromkeys(among[order].tolist()))
         return list(chosen)[:CANDIDATES]
+
+    def _stale_seconds(self) -> np.ndarray:
+        """Per storage: how long ago it was last accessed, at least a ten-thousandth of the step."""
+        return np.maximum(self.play.clock_seconds - self.play.last_access_seconds, 1e-4 * self.step_seconds)
 
     def _out_stalls(self, storages: np.ndarray) -> np.ndarray:
         """Per storage: how long the compute stream would stand still if it left for the host now."""
@@ -177,6 +185,7 @@ class Observer:
         out = 0.0 if s in self._away else max(0.0, play.out_end_seconds(s) - play.clock_seconds)
         back = max(0.0, float(self.copy_in[s]) + ahead - window)
         closure, marginal, length, dependents = self._recompute(s)
+        neighbourhood = closure + self._later_seconds(s)
         made_by = play.tape.producer[s]
         useful = min(nbytes, 4.0 * question.short_bytes) if question.short_bytes else nbytes
         worth = self.price * max(useful, 1.0)
@@ -188,16 +197,26 @@ class Observer:
             closure / T, _log(closure, T), marginal / T, _log(marginal, T), float(self.own[s]) / T, length / 16.0, min(dependents, 8) / 8.0,
             _ratio(out + back, worth), _ratio(marginal, worth), _ratio(closure, worth), _ratio(float(self.copy_in[s]), worth),
             float(len(play.facts.needed_at[s]) > 1),
+            log(self._stale[s]) / WIDE, log(max(need - now, 1e-4 * T) / T) / WIDE, log(max(nbytes, 1.0) / self.room) / WIDE,
+            _wide_ratio(out + back, self.price * nbytes), _wide_ratio(marginal, self.price * nbytes),
+            _wide_ratio(closure, self.price * nbytes), _wide_ratio(neighbourhood, self.price * nbytes),
         ]
 
     def _cost(self, answer: Answer, local: list[float], question: Question) -> list[float]:
-        """The action's own cost, whatever it does: over its worth (log), as a share of the step; and what remains of the worth."""
+        """The action's own cost, whatever it does.
+
+        Over its worth (log), as a share of the step, what remains of the worth; then, over all its bytes and over staleness too as in
+        DTR's heuristic (Kirisame et al., ICLR 2021), and over the time until it is needed.
+        """
         if answer.move is Move.NOOP or answer.move is Move.PREFETCH:
-            return [0.0, 0.0, float(answer.move is Move.PREFETCH)]
-        ratio, cost = (local[26], local[11] + local[13]) if answer.move is Move.SWAP else (local[27], local[21])
+            return [0.0, 0.0, float(answer.move is Move.PREFETCH), 0.0, 0.0, 0.0]
+        is_swap = answer.move is Move.SWAP
+        ratio, cost = (local[26], local[11] + local[13]) if is_swap else (local[27], local[21])
         useful = min(float(self.play.nbytes[answer.storage]), 4.0 * question.short_bytes)
         gain = (self.price * useful - cost * self.step_seconds) / (0.1 * self.price * self.room)
-        return [ratio, cost, min(3.0, max(-3.0, gain))]
+        stale, need = local[31], local[32]
+        a_byte, around = (local[34], local[34]) if is_swap else (local[35], local[37])
+        return [ratio, cost, min(3.0, max(-3.0, gain)), a_byte, around - stale, around - need]
 
     def _recompute(self, storage: int) -> tuple[float, float, int, int]:
         """To compute it again: seconds with all absent producers, seconds of what nobody else brings back, ops, absent dependents."""
@@ -218,6 +237,22 @@ class Observer:
         dependents = sum(residency[out] is ABSENT and last_use[out] >= play.next_op
                          for reader in tape.readers[storage] if reader < play.next_op for out in tape.creates[reader])
         return total, marginal, len(seen), dependents
+
+
+    def _later_seconds(self, storage: int) -> float:
+        """Seconds of the absent storages, still needed, that would be recomputed from this one, directly or through each other."""
+        play = self.play
+        tape, residency, last_use = play.tape, play.residency, play.facts.last_use
+        stack, seen, total = [storage], set(), 0.0
+        while stack and len(seen) < 64:
+            for reader in tape.readers[stack.pop()]:
+                if reader < play.next_op and reader not in seen:
+                    absent = [s for s in tape.creates[reader] if residency[s] is ABSENT and last_use[s] >= play.next_op]
+                    if absent:
+                        seen.add(reader)
+                        total += tape.ops[reader].seconds
+                        stack += absent
+        return total
 
 
 def pending_seconds(observer: Observer) -> float:
@@ -266,9 +301,18 @@ def _ratio(cost: float, worth: float) -> float:
     return min(1.0, max(-1.0, log(max(cost, 1e-30) / worth) / 4.6))
 
 
-# Columns that a guide of the training reads: an action's own cost over its worth, the same with all absent producers, time until
-# the storage is needed, absent storages that would be recomputed from it.
+def _wide_ratio(cost: float, worth: float) -> float:
+    """log(cost / worth), -1 at a ten-thousandth and less, 1 at ten-thousandfold and more."""
+    return min(1.0, max(-1.0, log(max(cost, 1e-30) / max(worth, 1e-30)) / WIDE))
+
+
+# Columns that a guide of the training reads. An action's own cost over its worth; over its bytes and its staleness, with what depends
+# on it; the same with all absent producers, and over the time until it is needed; absent storages that would be recomputed from it.
 COST = len(Move)
-CLOSURE, NEED, DEPENDENTS = (len(Move) + 3 + i for i in (28, 4, 25))
-LOCAL = 31
-FEATURES = len(Move) + 3 + LOCAL + 16
+A_BYTE, AROUND_STALE, AROUND_NEED = COST + 3, COST + 4, COST + 5
+COSTS = 6
+CLOSURE, NEED, DEPENDENTS, STALE = (len(Move) + COSTS + i for i in (28, 4, 25, 31))
+LOCAL = 38
+FEATURES = len(Move) + COSTS + LOCAL + 16
+# Of the action and its storage; the columns before say which move it is, those behind are alike for all actions.
+ACTION_COLUMNS = (np.arange(FEATURES) >= COST) & (np.arange(FEATURES) < COST + COSTS + LOCAL)

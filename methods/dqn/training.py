@@ -29,15 +29,18 @@ from vramlab.tape import Tape
 
 from .environment import Freedom, MemoryEnvironment
 from .network import Graph, Network, embed, fresh_weights, score, tape_graph
-from .observation import ACTIONS, CLOSURE, COST, DEPENDENTS, FEATURES, NEED, Observation
+from .observation import A_BYTE, ACTIONS, AROUND_NEED, AROUND_STALE, CLOSURE, COST, DEPENDENTS, FEATURES, NEED, STALE, Observation
 from .play import Move
+
+# So many of the guides that won last in a world are what new ones there are varied from.
+GUIDES_KEPT = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Of one training. The defaults are those of the agent that ships."""
 
-    decisions: int = 12_000  # how many are learned from in all; the end of the training
+    decisions: int = 8_000  # how many are learned from in all; the end of the training
     kind: str = "graph"
     seed: int = 0
     discount: float = 0.5
@@ -48,16 +51,16 @@ class Settings:
     epsilon_start: float = 0.3
     epsilon_end: float = 0.02
     epsilon_share: float = 0.3  # of the decisions, over which epsilon falls
-    guided_share: float = 0.9
-    guides: int = 4
+    guided_share: float = 1.0
+    guides: int = 6
     margin: float = 1.0
-    margin_weight: float = 4.0
+    margin_weight: float = 2.0
     decisions_per_update: int = 4
     target_updates: int = 250  # updates between two copies into the target network
     shares: tuple[float, ...] = ()  # of eager's peak; empty: drawn between what is reachable and 0.95
     is_swap_only: bool = False
     is_recompute_only: bool = False
-    evaluate_every: int = 2_000  # decisions
+    evaluate_every: int = 1_000  # decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +88,29 @@ Episode = list[tuple[Observation, int, float]]  # what was seen, what was done, 
 
 
 class Guide:
-    """Fetches when it can, and else takes the least of a random mix of cost, cost with producers, time until needed and dependents."""
+    """Fetches when it can, and else takes the least of a mix of columns of the observation; how they are mixed is random.
 
-    def __init__(self, random: np.random.Generator) -> None:
-        self.closure, self.need, self.dependents = random.uniform(0, 1), random.uniform(0, 1), random.uniform(0, 0.5)
+    `costs`: shares of an action's cost over its worth, over its bytes, over bytes and staleness, and over bytes and time until needed.
+    """
+
+    def __init__(self, random: np.random.Generator, parent: Guide | None = None) -> None:
+        if parent is None:
+            self.costs = random.dirichlet(np.full(4, 0.5))
+            self.others = random.uniform(0, [1.0, 0.3, 0.3, 0.5]) * [1, 1, random.random() < 0.5, random.random() < 0.5]
+        else:
+            costs = parent.costs * np.exp(0.4 * random.standard_normal(4)) + 0.02 * random.random(4)
+            self.costs, self.others = costs / costs.sum(), parent.others * np.exp(0.4 * random.standard_normal(4))
 
     def act(self, observation: Observation) -> int:
         """One of the possible actions."""
         possible = np.flatnonzero(observation.mask)
         if observation.mask[0]:
             return int(possible[1])
-        rows = observation.features[possible]
-        cost = np.where(rows[:, Move.SWAP] > 0, rows[:, COST], rows[:, COST] + self.closure * (rows[:, CLOSURE] - rows[:, COST]))
-        return int(possible[int((cost - self.need * rows[:, NEED] + self.dependents * rows[:, DEPENDENTS]).argmin())])
+        rows, (closure, need, dependents, stale) = observation.features[possible], self.others
+        cost = np.where(rows[:, Move.SWAP] > 0, rows[:, COST], rows[:, COST] + closure * (rows[:, CLOSURE] - rows[:, COST]))
+        mixed = np.column_stack([cost / 2, rows[:, A_BYTE], rows[:, AROUND_STALE], rows[:, AROUND_NEED]]) @ self.costs
+        mixed += dependents * rows[:, DEPENDENTS] - need * rows[:, NEED] - stale * rows[:, STALE]
+        return int(possible[int(mixed.argmin())])
 
 
 class Memory:
@@ -129,6 +142,14 @@ class Memory:
         self.next = first + len(episode)
         self.filled = max(self.filled, self.next)
 
+    def draw(self, count: int, random: np.random.Generator) -> np.ndarray:
+        """Of what is remembered: half from all, half from the demonstrations, where there are any."""
+        shown = np.flatnonzero(self.is_shown[: self.filled])
+        at = random.integers(self.filled, size=count)
+        if len(shown):
+            at[count // 2:] = random.choice(shown, count - count // 2)
+        return at
+
 
 class Trainer:
     """Trains one agent. `folder` keeps the state; a state of the same settings and worlds that lies there is gone on from."""
@@ -143,6 +164,7 @@ class Trainer:
         self.lowest = [lower_bound_bytes(w.tape) / peak for w, peak in zip(worlds, self.peaks)]
         self.memories = [Memory(max(2_000, settings.replay // len(self.worlds))) for _ in self.worlds]
         self.graphs = [self._graph(w, peak) for w, peak in zip(worlds, self.peaks)]
+        self.winners: list[list[Guide]] = [[] for _ in self.worlds]
         self.progress = Progress()
         self.random = np.random.default_rng(settings.seed)
         self._set_weights(fresh_weights(settings.kind, settings.seed))
@@ -194,11 +216,11 @@ class Trainer:
                 return int(self.random.choice(np.flatnonzero(observation.mask)))
             return best_action(arrays, observation, vectors)
 
-        players = [act]
-        if self.random.random() < s.guided_share:
-            players += [Guide(self.random).act for _ in range(s.guides)]
-        plays = [self._play(world, budget, player) for player in players]
+        guides = self._draw_guides(world) if self.random.random() < s.guided_share else []
+        plays = [self._play(world, budget, player) for player in [act, *(guide.act for guide in guides)]]
         best = min(range(len(plays)), key=lambda i: plays[i][0])
+        if best:
+            self.winners[world] = [guides[best - 1], *self.winners[world]][:GUIDES_KEPT]
         for i, (seconds, episode) in enumerate(plays):
             if episode:
                 is_shown = i == best and len(plays) > 1 and seconds < float("inf")
@@ -209,6 +231,11 @@ class Trainer:
         if any(memory.filled for memory in self.memories):
             for _ in range(decisions // s.decisions_per_update):
                 self._update()
+
+    def _draw_guides(self, world: int) -> list[Guide]:
+        """Every other one resembles one that lately won in this world, where there is one."""
+        parents, random = [None, *self.winners[world]], self.random
+        return [Guide(random, parents[int(random.integers(len(parents)))] if i % 2 else None) for i in range(self.settings.guides)]
 
     def _play(self, world: int, budget: Budget, act: Callable[[Observation], int]) -> tuple[float, Episode]:
         """(seconds added, infinite where the step got stuck; the decisions)."""
@@ -239,7 +266,7 @@ class Trainer:
         filled = np.array([memory.filled for memory in self.memories], np.float64)
         world = int(self.random.choice(len(filled), p=filled / filled.sum()))
         memory = self.memories[world]
-        at = self.random.integers(memory.filled, size=s.batch)
+        at = memory.draw(s.batch, self.random)
         then = memory.then[at]
         online = self._vectors_of(self.online, world)
         with torch.no_grad():
@@ -257,7 +284,7 @@ class Trainer:
         shown = torch.from_numpy(memory.is_shown[at])
         if shown.any():
             rivals = (q + s.margin).scatter(1, action, taken[:, None]).masked_fill(~torch.from_numpy(memory.mask[at]), -torch.inf)
-            loss = loss + s.margin_weight * ((rivals.max(1).values - taken) * shown).sum() / len(at)
+            loss = loss + s.margin_weight * ((rivals.max(1).values - taken) * shown).sum() / shown.sum()
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(self.online.values()), 10.0)

@@ -37,11 +37,17 @@ def subjects(root: Path) -> dict[str, list[Inquiry]]:
     return found
 
 
+def is_slow(name: str, inquiries: list[Inquiry]) -> bool:
+    """A learned method plays every step many times; of its options only the defaults are asked each time."""
+    return "learned" in inquiries[0].method.card.tags and not name.endswith("-defaults")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     root = Path(metafunc.config.getoption("--collection", default=None) or built_in_collection())
     if "subject" in metafunc.fixturenames:
         found = subjects(root)
-        metafunc.parametrize("subject", found.values(), ids=found.keys())
+        metafunc.parametrize("subject", [pytest.param(s, marks=pytest.mark.slow) if is_slow(name, s) else s for name, s in found.items()],
+                             ids=found.keys())
     if "method" in metafunc.fixturenames:
         found = {method.name: method for method in planners(root)}
         metafunc.parametrize("method", found.values(), ids=found.keys())

@@ -23,8 +23,9 @@ from vramlab.tape import Tape
 from vramlab.this_machine import open_profile
 from vramlab.workflow import single_cell
 
-# Decisions learned from in a minute on one core of 2020, replay and updates included: what --minutes comes to.
-DECISIONS_A_MINUTE = 8_000
+DEFAULT_MINUTES = 10.0
+# Decisions learned from in a minute of one core that others use too: what --minutes comes to. The clock ends a training as well.
+DECISIONS_A_MINUTE = 4_000
 
 
 def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: int | None, minutes: float | None, network: str, seed: int,
@@ -44,7 +45,7 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
     try:
         with _bar(settings.decisions) as advance:
             agent = trainer.train(lambda progress: advance(progress.decisions, _said(progress)),
-                                  until_seconds=60 * minutes if minutes else float("inf"))
+                                  until_seconds=60 * (minutes or DEFAULT_MINUTES) if steps is None else float("inf"))
     except KeyboardInterrupt:
         print(f"Interrupted after {trainer.progress.decisions:,} decisions; the same command goes on.", file=sys.stderr)
         return 130
@@ -58,7 +59,7 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
 
 
 def _decisions(steps: int | None, minutes: float | None) -> int:
-    return steps if steps is not None else max(1, int((minutes if minutes is not None else 10.0) * DECISIONS_A_MINUTE))
+    return steps if steps is not None else max(1, int((minutes or DEFAULT_MINUTES) * DECISIONS_A_MINUTE))
 
 
 def _shares(budgets: str | None) -> tuple[float, ...]:
