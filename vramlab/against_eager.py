@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from vramlab.capture import Captured
+from vramlab.capture import Captured, LossFn
 from vramlab.errors import WrongResult
+from vramlab.micro_step import parts_of
 from vramlab.prepare import free_bytes
 from vramlab.record import Truth
 from vramlab.snapshot import Snapshot, leaves_of, state_of
@@ -46,6 +48,56 @@ def step_against_eager(
         before.restore()
         raise
     return loss, Truth.WITHIN_NOISE if distances else Truth.EXACT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """How far eager over micro-batches is from eager over the whole batch, after one step from the same state and generator."""
+
+    loss: float  # absolute
+    gradient: float  # norm of the difference of all gradients, over that of the whole batch's
+    whole_loss: float
+    gradient_of_passes: float  # the sum of the norms of the passes' weighted gradients, over that of the whole batch's
+
+    def is_rounding(self, relative: float) -> bool:
+        """No more than this share of the loss and of the gradients of the passes, which may cancel in their sum."""
+        return self.loss <= relative * abs(self.whole_loss) and self.gradient <= relative * max(1.0, self.gradient_of_passes)
+
+
+def distance_to_whole_batch(
+    captured: Captured, model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], sizes: Sequence[int], device: torch.device
+) -> Distance:
+    """Both take a step from where things are, and everything is put back. Needs eager's memory for the whole batch."""
+    leaves = leaves_of(captured, model, batch)
+    before = Snapshot(state_of(captured, model, batch), leaves, device)
+    try:
+        with _steady_kernels():
+            ((whole_loss, whole),) = _gradients(model, loss_fn, batch, (sum(sizes),), leaves)
+            before.restore()
+            passes = list(_gradients(model, loss_fn, batch, sizes, leaves))
+    finally:
+        before.restore()
+    loss, gradient = sum(loss for loss, _ in passes), sum(gradient for _, gradient in passes)
+    norm = float(whole.norm()) or 1.0
+    return Distance(loss=abs(loss - whole_loss), gradient=float((gradient - whole).norm()) / norm, whole_loss=whole_loss,
+                    gradient_of_passes=sum(float(gradient.norm()) for _, gradient in passes) / norm)
+
+
+def _gradients(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], sizes: Sequence[int],
+               leaves: Mapping[str, torch.Tensor]) -> Iterator[tuple[float, torch.Tensor]]:
+    """Per pass: its weighted loss, and its gradients as one vector on the host, in double precision."""
+    for part, size in parts_of(batch, sizes):
+        for leaf in leaves.values():
+            leaf.grad = None
+
+        def step(part: tuple[Any, ...] = part, share: float = size / sum(sizes)) -> torch.Tensor:
+            loss = loss_fn(model, *part) * share
+            loss.backward()
+            return loss
+
+        loss = _detached(step).item()
+        found = [torch.zeros(leaf.shape) if leaf.grad is None else leaf.grad.detach() for leaf in leaves.values()]
+        yield loss, torch.cat([gradient.to("cpu", torch.float64).flatten() for gradient in found])
 
 
 def eager_fits(tape: Tape, eager_peak_bytes: int, device: torch.device) -> bool:

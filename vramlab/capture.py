@@ -305,7 +305,7 @@ class _Recorder(TorchDispatchMode):
             draft.args, draft.kwargs = _encode(args, kwargs, old, fresh, self.tensor_id)
         except TypeError as wrong:
             raise CaptureError(f"{wrong} has no form in a tape", op=target, module=self.layer) from None
-        draft.is_random = _is_random(func, args, kwargs)
+        draft.is_random = draws(func, args, kwargs)
         draft.throwaway_state = bool(draft.mutates) and target in _BATCH_NORMS
         self.drafts.append(draft)
 
@@ -945,7 +945,7 @@ def _written_tensors(func, target: str, args, kwargs) -> list[torch.Tensor]:
     return written
 
 
-def _is_random(func, args, kwargs) -> bool:
+def draws(func, args, kwargs) -> bool:
     """Draws from the generator. The tag over-approximates: attention without dropout carries it too."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False

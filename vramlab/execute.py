@@ -561,8 +561,11 @@ def _host_layout(checked: CheckedSchedule) -> dict[int, list[tuple[int, int]]]:
     for i, instruction in enumerate(checked.schedule.instructions):
         if isinstance(instruction, Offload):
             open_since[instruction.storage] = i
-        elif isinstance(instruction, FreeHost):
-            stays.append((open_since.pop(instruction.storage), i, instruction.storage))
+            continue
+        ended = [instruction.storage] if isinstance(instruction, FreeHost) else []
+        if isinstance(instruction, Compute):  # a write makes the host's copy stale: it is gone, and the next one is another stay
+            ended = [s for s in tape.ops[instruction.op].mutates if s in open_since]
+        stays += [(open_since.pop(s), i, s) for s in ended]
     last = len(checked.schedule.instructions)
     stays += [(start, last, s) for s, start in open_since.items()]
     layout: dict[int, list[tuple[int, int]]] = {}

@@ -158,12 +158,20 @@ class _Cell:
         batch = example_batch(self.model, {**self.config, "batch_size": batch_size})
         return self.captured(replace(step, batch=batch), batch_size)
 
-    def passes(self, planner: Planner, step: TrainingStep, budget: Budget, batch_size: int,
+    def passes(self, planner: Planner, step: TrainingStep, budget: Budget, whole: Tape, profile: DeviceProfile,
                at: Callable[[int], Tape] | None = None) -> tuple[int, ...]:
-        """Sizes of the passes that the planner wants, empty where it leaves the batch whole. `at`: the tapes of other sizes, if known."""
+        """Sizes of the passes that the planner wants, empty where it leaves the batch whole.
+
+        `whole`: the batch's tape with costs. `at`: the tapes of other sizes, if known.
+        """
         if not isinstance(planner, SubBatchPlanner):
             return ()
-        return passes_of(planner, at or tapes_by_size(lambda n: self.captured_at(step, n).tape, batch_size), batch_size, budget)
+        at = at or tapes_by_size(lambda n: self.captured_at(step, n).tape, whole.batch_size)
+
+        def measured(n: int) -> Tape:
+            return whole if n == whole.batch_size else _with_costs(self, self.captured_at(step, n).tape, profile, step)
+
+        return passes_of(planner, at, whole.batch_size, budget, None if self.is_simulated else measured)
 
 
 class _Replay:
@@ -215,7 +223,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     tape.save(out / "tape.json.gz")
     started, devices = time.perf_counter(), cell.config.get("devices", 1)
     try:
-        checked = one = _planned(cell, planner, step, tape, profile, budget, cell.config["batch_size"])
+        checked = one = _planned(cell, planner, step, tape, profile, budget)
         if devices > 1:
             checked = _planned_share(cell, planner, step, profile, budget, devices)
     except PlanInfeasible as refusal:
@@ -251,12 +259,12 @@ def _unplanned(cell: _Cell, eager_peak_bytes: int | None) -> dict[str, Any]:
 
 
 def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tape, profile: DeviceProfile, budget: Budget,
-             batch_size: int, at: Callable[[int], Tape] | None = None) -> CheckedSchedule:
+             at: Callable[[int], Tape] | None = None) -> CheckedSchedule:
     """The method's checked schedule for a tape with costs, or for the tape of the passes that it takes over the batch instead.
 
     What is tiled (`step` None) stays whole.
     """
-    sizes = cell.passes(planner, step, budget, batch_size, at) if step else ()
+    sizes = cell.passes(planner, step, budget, tape, profile, at) if step else ()
     if sizes:
         captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
         prepared = cell.prepared(captured.tape)
@@ -273,7 +281,7 @@ def _planned_share(cell: _Cell, planner: Planner, step: TrainingStep | None, pro
     bare = cell.captured(part, share).tape if part else cell.tiled(share)
     prepared = cell.prepared(bare)
     tape = _with_costs(cell, bare if prepared is None else prepared.tape, profile, part)
-    return _planned(cell, planner, part, tape, profile, budget, share)
+    return _planned(cell, planner, part, tape, profile, budget)
 
 
 def _over_devices(one: CheckedSchedule, share: CheckedSchedule, profile: DeviceProfile, devices: int) -> dict[str, Any]:
@@ -705,7 +713,7 @@ class _SimulatedSearch:
             tape = self.at(value)
             prepared = cell.prepared(tape)
             tape = _with_costs(cell, tape if prepared is None else prepared.tape, self.profile, step)
-            checked = _planned(cell, self.planner, step, tape, self.profile, self.budget, batch_size, at)
+            checked = _planned(cell, self.planner, step, tape, self.profile, self.budget, at)
         except PlanInfeasible as refusal:
             return trial(value, Outcome.PLAN_INFEASIBLE, "budget", peak_bytes=refusal.smallest_bytes)
         metrics = simulate(checked, self.profile).metrics

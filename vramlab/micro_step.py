@@ -29,9 +29,9 @@ def capture_passes(
     CaptureError as `capture` does, and Unsupported where the batch cannot be cut.
     """
     batch_size = sum(sizes)
-    _refuse_batch(batch, batch_size)
+    refuse_batch(batch, batch_size)
     captures: dict[int, Captured] = {}
-    for part, size in _parts(batch, sizes):
+    for part, size in parts_of(batch, sizes):
         if size not in captures:
             weighted = _weighted(loss_fn, size / batch_size)
             captures[size] = capture(model, weighted, part, with_gradient=with_gradient, optimizer=optimizer, with_data=with_data)
@@ -55,7 +55,7 @@ def capture_passes(
 def eager_over_micro_batches(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:
     """Forward and backward of each micro-batch, its loss weighted by its share of the batch; returns the sum of the weighted losses."""
     total = None
-    for part, size in _parts(batch, sizes):
+    for part, size in parts_of(batch, sizes):
         loss = loss_fn(model, *part) * (size / sum(sizes))
         loss.backward()
         total = loss.detach() if total is None else total + loss.detach()
@@ -69,17 +69,23 @@ def _weighted(loss_fn: LossFn, share: float) -> LossFn:
     return weighted
 
 
-def _parts(batch: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], int]]:
-    batch_size = sum(sizes)
+def parts_of(batch: Sequence[Any], sizes: Sequence[int]) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """The batch of each pass, and its size."""
     for start, size in zip(accumulate(sizes, initial=0), sizes):
-        yield tuple(value[start:start + size] if _is_cut(value, batch_size) else value for value in batch), size
+        yield samples(batch, sum(sizes), start, start + size), size
+
+
+def samples(batch: Sequence[Any], batch_size: int, start: int, stop: int) -> tuple[Any, ...]:
+    """The batch of some consecutive samples: views. What is not cut is whole in each."""
+    return tuple(value[start:stop] if _is_cut(value, batch_size) else value for value in batch)
 
 
 def _is_cut(value: Any, batch_size: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == batch_size
 
 
-def _refuse_batch(batch: Sequence[Any], batch_size: int) -> None:
+def refuse_batch(batch: Sequence[Any], batch_size: int) -> None:
+    """Unsupported where a batch cannot be cut into micro-batches."""
     first = next((value for value in batch if isinstance(value, torch.Tensor)), None)
     if first is None or not _is_cut(first, batch_size):
         raise Unsupported(f"the first tensor of the batch does not have {batch_size} samples, so that it cannot be cut into micro-batches")

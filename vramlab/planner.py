@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from vramlab.device import DeviceProfile
+from vramlab.errors import PlanInfeasible
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
 
@@ -81,7 +82,37 @@ class SubBatchPlanner(Planner, Protocol):
         ...
 
 
-def passes_of(planner: Planner, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
-    """The passes that a planner wants over the batch; empty when it leaves the batch whole."""
-    sizes = planner.micro_batches(at, batch_size, budget) if isinstance(planner, SubBatchPlanner) else ()
-    return sizes if len(sizes) > 1 else ()
+def passes_of(planner: Planner, at: Callable[[int], Tape], batch_size: int, budget: Budget,
+              measured: Callable[[int], Tape] | None = None) -> tuple[int, ...]:
+    """The passes that a planner wants over the batch; empty when it leaves the batch whole.
+
+    `measured` gives the tape of a pass with measured costs. Few sizes are measured: those that the planner chooses, which it is asked
+    for again until it has chosen by measured costs. At other sizes workspaces are in proportion to those of the size measured nearest.
+    """
+    if not isinstance(planner, SubBatchPlanner):
+        return ()
+    known = {batch_size: measured(batch_size)} if measured else {}
+
+    def tape_of(size: int) -> Tape:
+        return known[size] if size in known else _in_proportion(at(size), known.values())
+
+    while True:
+        try:
+            sizes = planner.micro_batches(tape_of, batch_size, budget)
+            missing = {*sizes} - {*known}
+        except PlanInfeasible:
+            missing = {1} - {*known}
+            if not measured or not missing:
+                raise
+        if not measured or not missing:
+            return sizes if len(sizes) > 1 else ()
+        known |= {size: measured(size) for size in sorted(missing)}
+
+
+def _in_proportion(tape: Tape, known: Iterable[Tape]) -> Tape:
+    """With workspaces as large as those of the known tape of the nearest size, in proportion; as it is where that one has other ops."""
+    nearest = min(known, key=lambda other: abs(other.batch_size - tape.batch_size), default=None)
+    if nearest is None or [op.target for op in nearest.ops] != [op.target for op in tape.ops]:
+        return tape
+    spaces = [op.least_workspace_bytes * tape.batch_size // nearest.batch_size for op in nearest.ops]
+    return tape.with_costs([0.0] * len(spaces), [max(space, op.workspace_bytes) for space, op in zip(spaces, tape.ops)])

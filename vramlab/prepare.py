@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -18,6 +18,7 @@ from vramlab.costs import OpMismatch, measure_costs
 from vramlab.device import DeviceProfile
 from vramlab.environment import cache_dir
 from vramlab.liveness import replay_schedule
+from vramlab.micro_step import capture_passes
 from vramlab.planner import Budget, Planner, ask, parse_bytes, parse_percent
 from vramlab.record import write_atomically
 from vramlab.simulate import simulate
@@ -42,18 +43,25 @@ def capture_with_costs(
     loss_fn: LossFn,
     batch: Sequence[Any],
     *,
+    sizes: Sequence[int] = (),
     with_gradient: frozenset[str] = frozenset(),
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Captured:
-    """Capture, and measure each distinct op on the device at hand; where a fake kernel lied about a result, capture with data."""
-    options = {"with_gradient": with_gradient, "optimizer": optimizer}
+    """Capture, and measure each distinct op on the device at hand; where a fake kernel lied about a result, capture with data.
+
+    `sizes`: of the passes that the step takes over the batch, none where it takes the batch whole.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def captured(**options: Any) -> Captured:
+        options |= {"with_gradient": with_gradient, "optimizer": optimizer}
+        found = capture_passes(model, loss_fn, batch, sizes, **options) if sizes else capture(model, loss_fn, batch, **options)
+        return Captured(measure_costs(found.tape, device, optimizer=optimizer), found.binding)
+
     try:
-        captured = capture(model, loss_fn, batch, **options)
-        return Captured(measure_costs(captured.tape, device, optimizer=optimizer), captured.binding)
+        return captured()
     except OpMismatch:
-        captured = capture(model, loss_fn, batch, **options, with_data=True)
-        return Captured(measure_costs(captured.tape, device, optimizer=optimizer), captured.binding)
+        return captured(with_data=True)
 
 
 def plan(
@@ -68,7 +76,7 @@ def plan(
     eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
     limit = resolve_budget(budget, eager, tape)
     started = time.perf_counter()
-    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__)
+    schedule = replace(ask(planner, tape, profile, limit, name or type(planner).__name__), micro_batches=tape.micro_batches)
     seconds = time.perf_counter() - started
     checked = check_schedule(tape, schedule, limit)
     return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from vramlab.against_eager import eager_fits, step_against_eager
+from vramlab.against_eager import Distance, distance_to_whole_batch, eager_fits, step_against_eager
 from vramlab.algorithms import named_variants, under_variants
-from vramlab.capture import Captured, LossFn, input_name, refuse_module
+from vramlab.batch_mean import Divisor, data_divisors
+from vramlab.capture import Captured, LossFn, capture, input_name, refuse_module
 from vramlab.collection import Library, find_collections
 from vramlab.costs import measure_costs, measure_profile, measure_variants
-from vramlab.errors import Unsupported
+from vramlab.errors import CaptureError, Unsupported
 from vramlab.execute import Executor
-from vramlab.planner import UNLIMITED
+from vramlab.family import tapes_by_size
+from vramlab.micro_batches import changes_semantics
+from vramlab.micro_loss import refuse_beyond_rounding, refuse_uneven, refuse_unless_mean
+from vramlab.micro_step import eager_over_micro_batches, refuse_batch, samples
+from vramlab.planner import UNLIMITED, SubBatchPlanner, passes_of
 from vramlab.prepare import Plan, capture_with_costs, plan, resolve_budget, simulated_eager_peak
 from vramlab.prepared import prepare_tape
 from vramlab.record import Truth
@@ -56,8 +61,15 @@ def train_step(
     to the method; `collections` are directories with more methods.
 
     `verify`: the first call of each plan also runs eager, where that fits in the machine, and raises WrongResult on any difference; that
-    one call needs eager's memory and copies of the state. Raises CaptureError, PlanInfeasible, Unsupported, WorkflowError (unknown method
-    or option) and ValueError (a budget that is none).
+    one call needs eager's memory and copies of the state.
+
+    A method that cuts the batch (modnn) runs forward and backward of each micro-batch, its loss weighted by its share of the batch, and
+    returns the weighted sum. That is the step over the whole batch only where the loss is a mean over samples, which is asked when the step
+    is planned, whatever `verify` is: any other loss, and a batch that has no first dimension to be cut along, is Unsupported. So is, at
+    each call, a batch whose mask or `ignore_index` leaves the passes uneven shares. Eager is then eager over the same micro-batches; beside
+    it the distance to eager over the whole batch is taken, where that fits.
+
+    Raises CaptureError, PlanInfeasible, Unsupported, WorkflowError (unknown method or option) and ValueError (a budget that is none).
     """
     batch = tuple(example) if isinstance(example, tuple | list) else (example,)
     return TrainStep(model, loss_fn, batch, method, budget, device, optimizer, verify, collections, options)
@@ -71,6 +83,13 @@ class _Planned:
     executor: Executor
     truth: Truth = Truth.NOT_RUN
     truth_reason: str = ""
+    divisors: tuple[tuple[int, Divisor], ...] = ()  # of a loss over micro-batches, with the place of the input that decides each
+    whole: Captured | None = None  # the step that the micro-batches stand for
+    distance: Distance | None = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.plan.captured.tape.micro_batches
 
 
 class TrainStep:
@@ -98,6 +117,7 @@ class TrainStep:
         """Forward and backward: adds into `.grad`, updates buffers, advances the generator; returns the detached loss."""
         inputs, structure = tree_flatten(batch)
         planned = self._last = self._find(inputs, structure)
+        refuse_uneven(planned.divisors, inputs, planned.sizes)
         if planned.truth is Truth.NOT_RUN and not planned.truth_reason:
             return self._first_call(planned, inputs, structure)
         return planned.executor(*inputs).loss
@@ -125,13 +145,26 @@ class TrainStep:
 
     @property
     def truth(self) -> Truth:
-        """exact once the first call was verified; within_noise where eager differs from itself as much; not_run: see `truth_reason`."""
+        """exact once the first call was verified; within_noise where eager differs from itself as much; not_run: see `truth_reason`.
+
+        semantics_changed: as eager over the same micro-batches, which is another step than over the whole batch: see `distance`.
+        """
         return self._last.truth
 
     @property
     def truth_reason(self) -> str:
         """Why `truth` is not_run, "" otherwise."""
         return self._last.truth_reason or ("not called yet" if self._last.truth is Truth.NOT_RUN else "")
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """Sizes of the passes over the batch, empty where it is whole."""
+        return self._last.sizes
+
+    @property
+    def distance(self) -> Distance | None:
+        """Of a verified step over micro-batches from eager over the whole batch, on the first call's batch; None where not measured."""
+        return self._last.distance
 
     def measure(self, *batch: Any) -> Trace:
         """Run one step with a clock at every instruction, then put gradients, state and generators back (from copies on the host)."""
@@ -184,13 +217,61 @@ class TrainStep:
         if isinstance(self._budget, str):
             self._budget = self._resolve(self._budget, captured.tape)
         eager = simulated_eager_peak(captured.tape)
-        prepared = prepare_tape(captured.tape, self._needs, self._device)
-        if prepared is not None:
-            captured = Captured(measure_costs(prepared.tape, self._device, optimizer=self._optimizer), captured.binding)
-        if "variants" in self._needs:
-            captured = Captured(measure_variants(captured.tape, self._device), captured.binding)
+        whole = self._as_needed(captured)
+        captured, divisors = self._over_passes(whole, loss_fn, inputs, with_gradient), ()
+        if captured is not whole:
+            divisors = self._divisors(whole, loss_fn, inputs, captured.tape.micro_batches)
+            eager = simulated_eager_peak(captured.tape)
         planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method)
-        return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False")
+        return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False",
+                        divisors=divisors, whole=None if captured is whole else whole)
+
+    def _as_needed(self, captured: Captured) -> Captured:
+        """Prepared for the method, with costs."""
+        tape = captured.tape
+        prepared = prepare_tape(tape, self._needs, self._device)
+        if prepared is not None:
+            tape = measure_costs(prepared.tape, self._device, optimizer=self._optimizer)
+        if "variants" in self._needs:
+            tape = measure_variants(tape, self._device)
+        return captured if tape is captured.tape else Captured(tape, captured.binding)
+
+    def _over_passes(self, whole: Captured, loss_fn: LossFn, inputs: list[Any], with_gradient: frozenset[str]) -> Captured:
+        """The step over the passes that the method wants, `whole` where it leaves the batch whole."""
+        batch_size, options = whole.tape.batch_size, {"with_gradient": with_gradient, "optimizer": self._optimizer}
+        if not isinstance(self._planner, SubBatchPlanner):
+            return whole
+
+        def first(size: int) -> list[Any]:
+            refuse_batch(inputs, batch_size)
+            return list(samples(inputs, batch_size, 0, size))
+
+        def measured(size: int) -> Tape:
+            if size == batch_size:
+                return whole.tape
+            return self._as_needed(capture_with_costs(self._model, loss_fn, first(size), **options)).tape
+
+        by_size: list[Callable[[int], Tape]] = []  # made when a size is asked for: it takes captures
+
+        def at(size: int) -> Tape:
+            if not by_size:
+                by_size.append(tapes_by_size(lambda n: capture(self._model, loss_fn, first(n), **options).tape, batch_size))
+            return by_size[0](size)
+
+        try:
+            sizes = passes_of(self._planner, at, batch_size, resolve_budget(self._budget, 0, whole.tape), measured)
+            if not sizes:
+                return whole
+            return self._as_needed(capture_with_costs(self._model, loss_fn, inputs, sizes=sizes, **options))
+        except CaptureError as wrong:
+            raise Unsupported(f"the batch cannot be cut into micro-batches: the step over a part of it is another one ({wrong})") from wrong
+
+    def _divisors(self, whole: Captured, loss_fn: LossFn, inputs: list[Any], sizes: tuple[int, ...]) -> tuple[tuple[int, Divisor], ...]:
+        """What inputs decide of the loss, with their places. Unsupported where the loss may not be taken over these passes."""
+        divisors = tuple((whole.binding.inputs.index(divisor.input), divisor) for divisor in data_divisors(whole.tape))
+        refuse_uneven(divisors, inputs, sizes)
+        refuse_unless_mean(self._model, loss_fn, inputs, sizes, whole)
+        return divisors
 
     def _resolve(self, budget: str, tape: Tape) -> int:
         nbytes = resolve_budget(budget, simulated_eager_peak(tape), tape).device_bytes
@@ -200,22 +281,38 @@ class TrainStep:
 
     def _first_call(self, planned: _Planned, inputs: list[Any], structure: TreeSpec) -> torch.Tensor:
         """Verified against eager, where that fits."""
-        captured = planned.plan.captured
+        captured, sizes = planned.plan.captured, planned.sizes
         if not eager_fits(captured.tape, planned.plan.eager_peak_bytes, self._device):
             planned.truth_reason = "eager does not fit in this machine's memory"
             return planned.executor(*inputs).loss
+
+        loss_fn = _over_inputs(self._loss_fn, structure)
+        if sizes:
+            self._measure_distance(planned, loss_fn, inputs)
 
         def step() -> torch.Tensor:
             return planned.executor(*inputs, verify=True).loss
 
         def eager() -> torch.Tensor:
+            if sizes:
+                return eager_over_micro_batches(self._model, loss_fn, inputs, sizes)
             loss = self._loss_fn(self._model, *tree_unflatten(inputs, structure))
             loss.backward()
             return loss
 
         like_the_plan = under_variants(eager, named_variants(captured.tape, planned.plan.checked.schedule))
-        loss, planned.truth = step_against_eager(step, like_the_plan, captured, self._model, inputs, self._device)
+        loss, truth = step_against_eager(step, like_the_plan, captured, self._model, inputs, self._device)
+        planned.truth = Truth.SEMANTICS_CHANGED if sizes and changes_semantics(captured.tape) else truth
         return loss
+
+    def _measure_distance(self, planned: _Planned, loss_fn: LossFn, inputs: list[Any]) -> None:
+        """From the whole batch, where eager fits there. Unsupported where it is no rounding and nothing in the step explains it."""
+        whole = planned.whole
+        if not eager_fits(whole.tape, simulated_eager_peak(whole.tape), self._device):
+            return
+        planned.distance = distance_to_whole_batch(whole, self._model, loss_fn, inputs, planned.sizes, self._device)
+        if not changes_semantics(whole.tape):
+            refuse_beyond_rounding(planned.distance, whole.tape)
 
 
 # --- batches ------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from vramlab.simulate import simulate
 from vramlab.tape import Op, Role, Tape
 
 from .scheduling import DoesNotFit, Scheduler
-from .sub_batch import sub_batch_size
+from .sub_batch import passes_bound_bytes, sub_batch_size
 
 UID = "a4f1c3dcec912695"
 NEEDS = ("timings", "backward", "variants", "inplace_gradients")
@@ -47,7 +47,7 @@ class MoDNN:
         size = sub_batch_size(at, batch_size, budget.device_bytes, self.window)
         if size is None:
             one = at(1)
-            smallest = lower_bound_bytes(one) + one.bytes_of(Role.INPUT) * (batch_size - 1)
+            smallest = passes_bound_bytes(one) + one.bytes_of(Role.INPUT) * (batch_size - 1)
             raise _refusal(one, budget, smallest, _binding_op(one))
         return equal_passes(batch_size, size)
 

@@ -33,6 +33,13 @@ def window_bytes(tape: Tape, share: float) -> int:
     return stays + int((touched + inside).max())
 
 
+def passes_bound_bytes(tape: Tape) -> int:
+    """The lower bound of several such passes: from the second on, a gradient is added to the one that is there."""
+    stays = sum(s.nbytes for s in tape.storages if s.at_start and s.at_end)
+    added = max((s.nbytes for s in tape.storages if s.role is Role.GRADIENT and not s.at_start), default=0)
+    return max(lower_bound_bytes(tape), stays + 2 * added)
+
+
 def sub_batch_size(at: Callable[[int], Tape], batch_size: int, budget_bytes: int, share: float) -> int | None:
     """Samples a pass, None when not even one fits. `at` gives the tape of one pass over so many samples.
 
@@ -50,4 +57,4 @@ def sub_batch_size(at: Callable[[int], Tape], batch_size: int, budget_bytes: int
     for size in divisors:
         if fits(size, lambda tape: window_bytes(tape, share)):
             return size
-    return bisect_right(range(1, batch_size + 1), False, key=lambda size: not fits(size, lower_bound_bytes)) or None
+    return bisect_right(range(1, batch_size + 1), False, key=lambda size: not fits(size, passes_bound_bytes)) or None

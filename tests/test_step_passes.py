@@ -1,0 +1,159 @@
+"""`train_step` with a method that cuts the batch: as eager over the same micro-batches, and no loss that may not be cut gets through."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import vramlab
+from tests.pairs import bits, conv_net, cross_entropy, images, least_budget, momentum
+from tests.steps import Net
+from vramlab.batch_mean import data_divisors
+from vramlab.capture import capture
+from vramlab.errors import Unsupported
+from vramlab.meter import measure_step_peak
+from vramlab.micro_step import eager_over_micro_batches
+from vramlab.record import Truth
+
+
+def plain() -> nn.Sequential:
+    """No sample knows of another one."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                         nn.Linear(392, 5))
+
+
+def cut_step(make, loss_fn, batch, share=0.0, **options):
+    """A step at the least budget at which the method cuts the batch, and its model's twin."""
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    least = least_budget(lambda: model, loss_fn, batch, method="modnn").smallest_bytes
+    return vramlab.train_step(model, loss_fn, batch, method="modnn", budget=least, **options), model, twin
+
+
+@pytest.mark.parametrize("make, truth", [(plain, Truth.EXACT), (conv_net, Truth.SEMANTICS_CHANGED)], ids=["plain", "normalised"])
+def test_trains_as_eager_over_the_same_micro_batches_with_clipping_and_a_smaller_last_batch(make, truth):
+    step, model, twin = cut_step(make, cross_entropy, images(6))
+    assert len(step.micro_batches) > 1 and step.predicted.peak_bytes <= step.budget_bytes
+    optimizers = [momentum(m.parameters()) for m in (model, twin)]
+    for batch in (images(6, seed=1), images(6, seed=2), images(4, seed=3)):
+        generator = torch.get_rng_state()
+        loss = step(*batch)
+        expected_generator = torch.get_rng_state()
+        torch.set_rng_state(generator)
+        sizes = step.micro_batches
+        eager = eager_over_micro_batches(twin, cross_entropy, batch, sizes) if sizes else cross_entropy(twin, *batch)
+        if not sizes:
+            eager.backward()
+        assert bits(loss) == bits(eager) and torch.equal(torch.get_rng_state(), expected_generator)
+        assert all(bits(p.grad) == bits(q.grad) for p, q in zip(model.parameters(), twin.parameters()))
+        assert all(bits(a) == bits(b) for a, b in zip(model.buffers(), twin.buffers()))
+        for m, optimizer in zip((model, twin), optimizers):
+            torch.nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    step(*images(6))
+    assert step.truth is truth
+    assert (step.distance.gradient > 1e-3) == (truth is Truth.SEMANTICS_CHANGED)
+
+
+# --- losses that may not be cut ----------------------------------------------------------------------------------------------
+def masked_mean(model, x, y):
+    kept = y != 4
+    return (F.cross_entropy(model(x), y, reduction="none") * kept).sum() / kept.sum()
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+LABELS = torch.tensor([0, 4, 1, 2, 3, 4])
+REFUSED = {
+    "sum": (lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), "over 4 samples it is|over 2 samples it is"),
+    "root": (lambda m, x, y: F.mse_loss(m(x), F.one_hot(y, 5).float()).sqrt(), "sqrt"),
+    "class weights": (lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS), "class weights"),
+    "ignored class": (lambda m, x, y: F.cross_entropy(m(x), y, ignore_index=4), "other than 4"),
+    "masked": (masked_mean, "other than 4"),
+    "computed targets": (lambda m, x, y: F.cross_entropy(m(x), y + 0), "targets that are not ignored"),
+    "between samples": (lambda m, x, y: (m(x) @ m(x).T).pow(2).mean(), "is no mean over the batch"),
+}
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loss_that_is_no_mean_is_refused_whether_verified_or_not(name, verify):
+    loss_fn, said = REFUSED[name]
+    before = torch.get_rng_state()
+    with pytest.raises(Unsupported, match=said):
+        cut_step(plain, loss_fn, (images(6)[0], LABELS), verify=verify)
+    assert torch.equal(before, torch.get_rng_state()) or name  # the models draw
+
+
+def test_batch_normalisation_and_dropout_hide_no_sum():
+    with pytest.raises(Unsupported, match="no mean over the batch"):
+        cut_step(conv_net, lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), images(6))
+
+
+def test_a_later_batch_whose_mask_is_uneven_is_refused_before_it_runs():
+    step, model, _ = cut_step(plain, lambda m, x, y: F.cross_entropy(m(x), y), images(6))
+    step(*images(6))
+    before = [bits(p.grad) for p in model.parameters()]
+    x, y = images(6)
+    y[0] = -100
+    with pytest.raises(Unsupported, match="other than -100"):
+        step(x, y)
+    assert before == [bits(p.grad) for p in model.parameters()]
+
+
+def test_a_batch_that_is_not_along_the_first_dimension_is_refused():
+    def run(self, x):
+        return self.out(self.rnn(x)[0][-1])
+
+    def make():
+        return Net(run, rnn=nn.GRU(6, 8), out=nn.Linear(8, 3))
+
+    with pytest.raises(Unsupported, match="micro-batches"):
+        cut_step(make, lambda m, x: m(x).pow(2).mean(), (torch.randn(8, 4, 6, generator=torch.Generator().manual_seed(1)),))
+
+
+def test_inputs_of_no_common_batch_are_refused():
+    x, y = images(6)
+    with pytest.raises(Unsupported, match="micro-batches"):
+        cut_step(plain, lambda m, y, x: F.cross_entropy(m(x), y[::2]), (y.repeat_interleave(2), x))
+
+
+def test_label_smoothing_and_scaled_means_are_means():
+    for loss_fn in (lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1) * 8.0,
+                    lambda m, x, y: F.cross_entropy(m(x), y) + 0.01 * sum(p.square().sum() for p in m.parameters())):
+        step, _, _ = cut_step(plain, loss_fn, images(6))
+        step(*images(6))
+        assert step.truth is Truth.EXACT and step.distance.gradient < 1e-5
+
+
+def test_divisors_that_inputs_decide():
+    tape = capture(plain(), lambda m, x, y: F.cross_entropy(m(x), y, label_smoothing=0.1), images(6)).tape
+    assert {(d.counts, d.value) for d in data_divisors(tape)} == {("unlike", -100)}
+    assert data_divisors(capture(plain(), lambda m, x, y: m(x).pow(2).mean(), images(6)).tape) == ()
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [plain, conv_net])
+def test_the_allocator_stays_within_the_lower_bound(make):
+    batch = images(6)
+    least = least_budget(make, cross_entropy, batch, method="modnn", optimizer=None).smallest_bytes
+
+    def build():
+        model, inputs = make(), images(6)
+        step = vramlab.train_step(model, cross_entropy, inputs, method="modnn", budget=least, verify=False)
+        assert len(step.micro_batches) > 1
+
+        def run():
+            for p in model.parameters():
+                p.grad = None
+            step(*inputs)
+
+        return run, lambda: [*model.parameters(), *model.buffers(), *inputs, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    peaks = measure_step_peak(build, steps=2)
+    assert peaks.peak_bytes <= least
