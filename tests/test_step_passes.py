@@ -26,13 +26,14 @@ def plain() -> nn.Sequential:
                          nn.Linear(392, 5))
 
 
-def cut_step(make, loss_fn, batch, share=0.0, **options):
+def cut_step(make, loss_fn, batch, **options):
     """A step at the least budget at which the method cuts the batch, and its model's twin."""
     torch.manual_seed(0)
     model = make()
     twin = copy.deepcopy(model)
-    least = least_budget(lambda: model, loss_fn, batch, method="modnn").smallest_bytes
-    return vramlab.train_step(model, loss_fn, batch, method="modnn", budget=least, **options), model, twin
+    options |= {"method": "modnn", "algorithms": False}  # eager in these tests uses the library's own choice
+    least = least_budget(lambda: model, loss_fn, batch, **options).smallest_bytes
+    return vramlab.train_step(model, loss_fn, batch, budget=least, **options), model, twin
 
 
 @pytest.mark.parametrize("make, truth", [(plain, Truth.EXACT), (conv_net, Truth.SEMANTICS_CHANGED)], ids=["plain", "normalised"])
@@ -71,7 +72,7 @@ WEIGHTS = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 LABELS = torch.tensor([0, 4, 1, 2, 3, 4])
 REFUSED = {
     "sum": (lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), "over 4 samples it is|over 2 samples it is"),
-    "root": (lambda m, x, y: F.mse_loss(m(x), F.one_hot(y, 5).float()).sqrt(), "sqrt"),
+    "root": (lambda m, x, y: F.cross_entropy(m(x), y).sqrt(), "sqrt"),
     "class weights": (lambda m, x, y: F.cross_entropy(m(x), y, weight=WEIGHTS), "class weights"),
     "ignored class": (lambda m, x, y: F.cross_entropy(m(x), y, ignore_index=4), "other than 4"),
     "masked": (masked_mean, "other than 4"),
@@ -84,10 +85,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_loss_that_is_no_mean_is_refused_whether_verified_or_not(name, verify):
     loss_fn, said = REFUSED[name]
-    before = torch.get_rng_state()
     with pytest.raises(Unsupported, match=said):
         cut_step(plain, loss_fn, (images(6)[0], LABELS), verify=verify)
-    assert torch.equal(before, torch.get_rng_state()) or name  # the models draw
 
 
 def test_batch_normalisation_and_dropout_hide_no_sum():
@@ -98,12 +97,14 @@ def test_batch_normalisation_and_dropout_hide_no_sum():
 def test_a_later_batch_whose_mask_is_uneven_is_refused_before_it_runs():
     step, model, _ = cut_step(plain, lambda m, x, y: F.cross_entropy(m(x), y), images(6))
     step(*images(6))
-    before = [bits(p.grad) for p in model.parameters()]
+    model.zero_grad()
     x, y = images(6)
     y[0] = -100
     with pytest.raises(Unsupported, match="other than -100"):
         step(x, y)
-    assert before == [bits(p.grad) for p in model.parameters()]
+    assert all(p.grad is None for p in model.parameters())
+    y[:] = torch.tensor([-100, 1, 2, -100, 3, 4])[:6] if step.micro_batches == (3, 3) else 1
+    step(x, y)
 
 
 def test_a_batch_that_is_not_along_the_first_dimension_is_refused():
@@ -141,7 +142,7 @@ def test_divisors_that_inputs_decide():
 @pytest.mark.parametrize("make", [plain, conv_net])
 def test_the_allocator_stays_within_the_lower_bound(make):
     batch = images(6)
-    least = least_budget(make, cross_entropy, batch, method="modnn", optimizer=None).smallest_bytes
+    least = least_budget(make, cross_entropy, batch, method="modnn").smallest_bytes
 
     def build():
         model, inputs = make(), images(6)

@@ -28,7 +28,7 @@ from vramlab.yaml_nodes import one_of
 
 PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
     "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
-    "kernels", "record", "family", "micro_batches", "parallel",
+    "kernels", "record", "family", "micro_batches", "batch_mean", "parallel",
 )})
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what replay needs
 _MAP, _WEIGHT = 1 << 20, 1 << 16
