@@ -71,7 +71,7 @@ def least_budget(make: Callable[[], nn.Module], loss_fn: Callable, batch: tuple,
 def budget_between(share: float, make: Callable[[], nn.Module], loss_fn: Callable, batch: tuple, **options: Any) -> int:
     """Bytes: `share` of the way from the least that the method can reach to what eager holds."""
     least = least_budget(make, loss_fn, batch, **options).smallest_bytes
-    most = step_of(make, loss_fn, batch, **(options | {"method": "replay", "budget": None})).predicted.peak_bytes
+    most = step_of(make, loss_fn, batch, method="replay", budget=None, make_optimizer=options.get("make_optimizer")).predicted.peak_bytes
     return least + int(share * (most - least))
 
 
