@@ -144,6 +144,28 @@ def test_a_swapping_schedule_over_micro_batches_is_exact():
     assert result.truth is Truth.EXACT and offloads[0] >= 3
 
 
+def test_a_gradient_that_leaves_in_every_pass_has_a_stay_on_the_host_of_its_own_each_time():
+    """Each addition makes the host's copy stale: it is gone without a `FreeHost`, and the next copy lies elsewhere in time."""
+    moves = []
+
+    def schedule(tape: Tape) -> Schedule:
+        gradient = max((s for s in tape.storages if s.role is Role.GRADIENT), key=lambda s: s.nbytes).id
+        instructions = []
+        for i in replay_schedule(tape).instructions:
+            op = tape.ops[i.op] if isinstance(i, Compute) else None
+            if op and gradient in tape.reads[op.id]:
+                instructions += [Prefetch(gradient), Wait(gradient)]
+                instructions += [FreeHost(gradient)] if op.phase is Phase.OPTIMIZER else []
+            instructions.append(i)
+            if op and gradient in (*op.mutates, *tape.creates[op.id]):
+                instructions += [Offload(gradient), Wait(gradient), Free(gradient)]
+        planned = Schedule(instructions=tuple(instructions), tape_digest=tape.digest, micro_batches=tape.micro_batches)
+        moves.append(planned.count(Offload))
+        return planned
+
+    assert run_gate(*sides(plain, schedule=schedule)).truth is Truth.EXACT and moves == [len(SIZES)]
+
+
 # --- negative controls ---------------------------------------------------------------------------------------------------
 def test_a_wrong_weight_is_found(monkeypatch):
     weighted = vramlab.micro_step._weighted

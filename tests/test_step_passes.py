@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -15,9 +16,12 @@ from tests.steps import Net
 from vramlab.batch_mean import data_divisors
 from vramlab.capture import capture
 from vramlab.errors import Unsupported
+from vramlab.liveness import lower_bound_bytes
 from vramlab.meter import measure_step_peak
-from vramlab.micro_step import eager_over_micro_batches
+from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.record import Truth
+
+passes_bound_bytes = importlib.import_module("methods.modnn.sub_batch").passes_bound_bytes
 
 
 def plain() -> nn.Sequential:
@@ -139,6 +143,18 @@ def test_divisors_that_inputs_decide():
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [plain, conv_net, lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 400), nn.Linear(400, 5))],
+                         ids=["plain", "normalised", "one large weight"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_bound_of_passes_is_that_of_their_tape(make, size):
+    model, (x, y) = make(), images(6)
+    one = capture(model, cross_entropy, (x[:size], y[:size])).tape
+    passes = capture_passes(model, cross_entropy, (x, y), (size,) * (6 // size)).tape
+    waiting = sum(t.numel() * t.element_size() for t in (x[size:], y[size:]))
+    found = passes_bound_bytes(one) + waiting
+    assert found - 64 <= lower_bound_bytes(passes) <= found + 64  # weights of losses
+
+
 @pytest.mark.parametrize("make", [plain, conv_net])
 def test_the_allocator_stays_within_the_lower_bound(make):
     batch = images(6)

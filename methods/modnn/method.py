@@ -41,14 +41,16 @@ class MoDNN:
     algorithms: bool = True
 
     def micro_batches(self, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
-        """Sizes of the passes. `at` gives the tape of one pass. PlanInfeasible when not even one sample fits."""
+        """Sizes of the passes. `at` gives the tape of one pass. PlanInfeasible when neither the whole batch nor one sample a pass fits."""
         if not self.sub_batches:
             return (batch_size,)
-        size = sub_batch_size(at, batch_size, budget.device_bytes, self.window)
+        of_size = at if self.algorithms else lambda size: _without_algorithms(at(size))
+        size = sub_batch_size(of_size, batch_size, budget.device_bytes, self.window)
         if size is None:
-            one = at(1)
-            smallest = passes_bound_bytes(one) + one.bytes_of(Role.INPUT) * (batch_size - 1)
-            raise _refusal(one, budget, smallest, _binding_op(one))
+            whole, one = of_size(batch_size), of_size(1)
+            bounds = (lower_bound_bytes(whole), whole), (passes_bound_bytes(one) + one.bytes_of(Role.INPUT) * (batch_size - 1), one)
+            smallest, leanest = min(bounds, key=lambda bound: bound[0])
+            raise _refusal(leanest, budget, smallest, _binding_op(leanest))
         return equal_passes(batch_size, size)
 
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:

@@ -57,4 +57,6 @@ def sub_batch_size(at: Callable[[int], Tape], batch_size: int, budget_bytes: int
     for size in divisors:
         if fits(size, lambda tape: window_bytes(tape, share)):
             return size
-    return bisect_right(range(1, batch_size + 1), False, key=lambda size: not fits(size, passes_bound_bytes)) or None
+    if fits(batch_size, lower_bound_bytes):
+        return batch_size
+    return bisect_right(range(1, batch_size), False, key=lambda size: not fits(size, passes_bound_bytes)) or None

@@ -133,6 +133,21 @@ def test_the_largest_divisor_that_passes_the_window_is_taken():
             assert sum(sizes) == batch and sizes[0] == expected
 
 
+def test_a_batch_is_not_cut_where_the_second_gradient_of_a_large_weight_would_need_more():
+    """From the second pass on a new gradient stands beside the one that it is added to."""
+    def heavy(size: int) -> Tape:
+        tape = sized(size)
+        weights = ("conv0.weight", "conv0.weight.grad")
+        return replace(tape, storages=tuple(replace(s, nbytes=100 * MAP) if s.name in weights else s for s in tape.storages))
+
+    bound = lower_bound_bytes(heavy(8))
+    assert bound + 90 * MAP < sub_batch.passes_bound_bytes(heavy(1))  # tests/test_step_passes.py holds this against real passes
+    assert modnn.build().micro_batches(heavy, 8, Budget(device_bytes=bound)) == (8,)
+    with pytest.raises(PlanInfeasible) as refusal:
+        modnn.build().micro_batches(heavy, 8, Budget(device_bytes=bound - 1))
+    assert refusal.value.smallest_bytes == bound
+
+
 def test_what_fits_is_one_pass_and_the_option_switches_the_choice_off():
     assert modnn.build().micro_batches(sized, 8, Budget(device_bytes=UNLIMITED)) == (8,)
     assert modnn.build(sub_batches=False).micro_batches(sized, 8, Budget(device_bytes=1)) == (8,)
