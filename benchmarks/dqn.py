@@ -82,7 +82,6 @@ def summary(rows: list[dict[str, Any]], trained_on: set[str]) -> dict[str, Any]:
                         "won_other_models": share(unseen), "no_plan": sum(r["agents"][agent]["ratio"] is None for r, _ in judged),
                         "mean_ratio": round(sum(ratios) / len(ratios), 4) if ratios else None,
                         "plan_seconds_most": max((r["agents"][agent]["plan_seconds"] for r, _ in judged), default=None)}
-    found["fallback_share"] = 0.0  # the agent has none: it finds a plan of its own or refuses
     return found
 
 

@@ -75,6 +75,19 @@ def test_the_fastest_of_all_methods(won, verdict):
     assert ask("fastest_of_all", ours, "better", "text").finding.verdict is U
 
 
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMEOUT, Outcome.PLAN_TIMEOUT, None])
+def test_nothing_is_won_against_a_rival_that_is_silent(outcome):
+    """The fast rival beats us at 60 % and fails, or has no record, at 50 %; where it refuses, the slow one is what there is to beat."""
+    ours = [step("delta", step_seconds=1.2, budget=b) for b in ("50%", "60%")]
+    slow = [step("slow", step_seconds=9.0, budget=b) for b in ("50%", "60%")]
+    fast = step("fast", step_seconds=1.0, budget="60%")
+    silent = replace(step("fast", budget="50%"), outcome=outcome or Outcome.OK, predicted={})
+    result = ask("fastest_of_all", [*ours, *slow, fast, *([silent] if outcome else [])], "better", "text")
+    assert result.finding.obtained == "fastest in 0 of 2 cells" and "fast has neither a plan nor a refusal" in result.finding.explanation
+    refused = replace(silent, outcome=Outcome.PLAN_INFEASIBLE)
+    assert ask("fastest_of_all", [*ours, *slow, fast, refused], "better", "text").finding.obtained == "fastest in 1 of 2 cells"
+
+
 @pytest.mark.parametrize(("peak", "verdict"), [(17, R), (16, R), (30, P), (35, N), (900, N)])
 def test_memory_ratio(peak, verdict):
     """1000 MiB / peak against 59 x: 53.1 to 64.9 is reproduced, half of the gain over 1 x is partly."""

@@ -14,8 +14,8 @@ the claimed value. *partly*: at least half of a claimed benefit, or at most twic
 ratio of 1), or within a factor of two of a claimed amount; more than was claimed is another number than the paper's, and no
 failure. *not reproduced*: anything else.
 *not testable here*: the evidence is missing. Nothing is ever reproduced on missing evidence; measured cells go before
-simulated ones, and a verdict that rests on simulation says so; where it changes when the device's link or FLOP/s are 20 % off, it is
-*partly* at best (vramlab/report/sensitivity.py).
+simulated ones, and a verdict that rests on simulation says so; where it changes when the device's link or FLOP/s are 20 % off, for
+better or worse, it is *partly* (vramlab/report/sensitivity.py).
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
 
 def _under_perturbation(finding: Finding, ask: Callable[[Sequence[RunRecord]], Finding],
                         records: Sequence[RunRecord]) -> tuple[Finding, str]:
-    """The finding, *partly* at best where another device 20 % off gives another verdict, and what the perturbations give, in words."""
+    """The finding, *partly* where another device 20 % off gives another verdict, and what the perturbations give, in words."""
     if not finding.is_simulated or finding.verdict is Verdict.NOT_TESTABLE_HERE:
         return finding, ""
     if lacking := [r for r in finding.evidence if not sensitivity.is_known(r)]:
@@ -398,7 +398,8 @@ def fits(question: Question) -> Finding:
 
 def fastest_of_all(question: Question) -> Finding:
     """Share of steps and budgets at which no other planner of the experiment has a faster step; `tolerance` is the share that may be
-    lost. A refusal counts as lost where another method has a plan, and so does a cell without a record."""
+    lost. A refusal counts as lost where another method has a plan, and so does a cell without a record. Nothing is won against a rival
+    that has neither a plan nor a refusal there: one that crashed, ran out of time or has no record might have been faster."""
     cells: dict[tuple, dict[str, RunRecord]] = {}
     for r in question.records:
         if r.kind == "step" and is_simulated(r) and r.config.get("budget") is not None:
@@ -408,12 +409,21 @@ def fastest_of_all(question: Question) -> Finding:
         return _untestable("no other method has a plan under a budget")
     ours = [by.get(question.method) for by in compared]
     best = [min(r.predicted["step_seconds"] for name, r in by.items() if name != question.method and is_sound(r)) for by in compared]
-    won = sum(r is not None and is_sound(r) and r.predicted["step_seconds"] <= least for r, least in zip(ours, best))
+    rivals = {name for by in cells.values() for name in by} - {question.method}
+    unknown = [sorted(name for name in rivals if not _has_answered(by.get(name))) for by in compared]
+    won = sum(r is not None and is_sound(r) and r.predicted["step_seconds"] <= least and not silent
+              for r, least, silent in zip(ours, best, unknown))
     share = won / len(compared)
     verdict = (Verdict.REPRODUCED if share >= 1 - question.tolerance else Verdict.PARTLY if share >= PARTLY_SHARE
                else Verdict.NOT_REPRODUCED)
+    silent = sorted({name for names in unknown for name in names})
+    without = f"; not won where {join_words(silent)} has neither a plan nor a refusal" if silent else ""
     return Finding(verdict=verdict, obtained=f"fastest in {won} of {len(compared)} cells", is_simulated=True, baseline="every other method",
-                   explanation="step times at the same step and budget", evidence=tuple(r for r in ours if r))
+                   explanation=f"step times at the same step and budget{without}", evidence=tuple(r for r in ours if r))
+
+
+def _has_answered(record: RunRecord | None) -> bool:
+    return record is not None and (is_sound(record) or record.outcome in (Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED))
 
 
 def _graded(points_of: Callable[[Question], Answer]) -> Callable[[Question], Finding]:
