@@ -33,11 +33,21 @@ def provide_chromium() -> str:
     return f"'{' '.join(install)}' ended with exit status {status}"
 
 
+def in_parallel() -> list[str]:
+    """pytest's words for one process a core, up to four, each with its share of the cores: kernels of small tests gain nothing from more."""
+    cores = len(os.sched_getaffinity(0))
+    processes = min(cores, 4)
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores // processes))  # read when torch loads
+    return ["-n", str(processes), "--dist", "worksteal"]
+
+
 def main(words: list[str]) -> int:
-    """pytest's exit code."""
+    """pytest's exit code. A call that names tests runs them in one process, unless it says -n."""
     names_tests = any(not word.startswith("-") for word in words)
-    if not names_tests and (reason := provide_chromium()):
-        os.environ["VRAMLAB_TESTS_NO_CHROMIUM"] = reason
+    if not names_tests:
+        if reason := provide_chromium():
+            os.environ["VRAMLAB_TESTS_NO_CHROMIUM"] = reason
+        words = in_parallel() + words
     return pytest.main(words)
 
 

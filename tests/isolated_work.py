@@ -118,3 +118,18 @@ def free_of_an_older_block() -> tuple[int, int]:
 
     reading = measure_peak(run)
     return reading.events, reading.peak_bytes
+
+
+def bytes_that_an_outer_profiler_sees() -> int:
+    """Allocated by a tensor that is made after a profiler inside it has ended."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    settings = {"activities": [ProfilerActivity.CPU], "profile_memory": True}
+    with profile(**settings) as outer:
+        with profile(**settings):
+            pass
+        kept = torch.empty(1000)
+    del kept
+    results = outer.profiler.kineto_results
+    return 0 if results is None else sum(max(0, event.nbytes()) for event in results.events() if event.name() == "[memory]")

@@ -233,6 +233,15 @@ def test_a_damaged_store_is_named(tmp_path):
         measure_costs(one_op("aten.relu.default"), "cpu", cache_dir=tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_keeps_for_this_process_and_says_so(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("where a folder should be")
+    tape, folder = one_op("aten.relu.default"), tmp_path / "file" / "cache"
+    with pytest.warns(UserWarning, match="cannot be written .*XDG_CACHE_HOME"):
+        first = measure_costs(tape, "cpu", cache_dir=folder)
+    monkeypatch.setattr(costs, "_measure", lambda tape, ops, *rest: [None] * len(ops))  # whatever is measured anew has no cost
+    assert measure_costs(tape, "cpu", cache_dir=folder) == first
+
+
 def test_signatures_tell_apart_what_costs_differently():
     base = one_op("aten.relu.default")
     others = [one_op("aten.neg.default"), one_op("aten.relu.default", shape=(8, 9)), one_op("aten.relu.default", takeover=True),

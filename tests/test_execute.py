@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.fresh import in_fresh_process
 from tests.steps import differences, mean_square, training_steps
 from vramlab.capture import capture
 from vramlab.check import CheckedSchedule, check_schedule
@@ -175,13 +176,15 @@ def _metered(name: str, seed: int | None) -> tuple[int, int]:
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("name", ["conv-bn-dropout", "transformer-dropout", "conv3d", "write-through-view", "channels-last"])
+@in_fresh_process
 def test_predicted_peak_is_the_meters_peak(name, seed):
     predicted, measured = _metered(name, seed)
     assert abs(predicted - measured) <= max(0.005 * measured, 1024), (predicted, measured)
 
 
 @pytest.mark.parametrize("name, seed", [("conv3d", 0), ("conv-bn-dropout", 1), ("transformer-dropout", 0), ("lstm", 2), ("two-heads", 0)])
-def test_every_instruction_leaves_the_bytes_that_the_checker_says_and_stays_below_its_peak(name, seed, monkeypatch):
+@in_fresh_process
+def test_every_instruction_leaves_the_bytes_that_the_checker_says_and_stays_below_its_peak(name, seed):
     """Also: what a recompute makes beside what it is run for is dropped, and stays on the host where it lies there."""
     from vramlab import execute
 
@@ -205,7 +208,7 @@ def test_every_instruction_leaves_the_bytes_that_the_checker_says_and_stays_belo
         executor(*inputs)
         for p in model.parameters():
             p.grad = None
-        monkeypatch.setattr(execute._Writer, "instruction", instruction)
+        execute._Writer.instruction = instruction  # of this process alone
         executor._code.clear()
         executor(*inputs)
     spans = [meter.span_bytes(str(i)) for i in range(len(written))]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fresh import in_fresh_process
 from steps import cross_entropy, differences
 from torch import nn
 
@@ -175,6 +176,7 @@ def test_eager_and_replay_stay_as_they_are():
     assert (marked.tensors, marked.storages) == (tape.tensors, tape.storages) and len(inplace_ops(marked)) > 3 > len(inplace_ops(tape))
 
 
+@in_fresh_process
 def test_the_meter_agrees_and_the_peak_falls():
     """A deep chain of wide ReLUs behind a linear layer: its peak is where a ReLU's gradient is made."""
     def make() -> nn.Module:

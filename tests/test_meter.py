@@ -106,6 +106,16 @@ def test_one_step_has_no_warm_peak():
         measure_step_peak(linear_step, steps=1)
 
 
+def test_it_refuses_to_start_inside_another_profiler():
+    """Negative control: two of torch's own profilers, nested. The outer one sees nothing from then on."""
+    with AllocatorMeter() as outer:
+        with pytest.raises(MeterError, match="do not nest"):
+            measure_peak(lambda: [torch.empty(8)])
+        kept = torch.empty(1000)
+    assert outer.reading.final_bytes == kept.nbytes
+    assert run_isolated(Call(function="isolated_work.bytes_that_an_outer_profiler_sees")).value == 0
+
+
 def test_an_exception_passes_through():
     with pytest.raises(ZeroDivisionError):
         measure_peak(lambda: [torch.empty(1 // 0)])

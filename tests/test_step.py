@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import vramlab
+from tests.fresh import in_fresh_process
 from tests.pairs import (
     Pair,
     bits,
@@ -745,6 +746,7 @@ def test_the_optimizers_state_counts():
 @pytest.mark.parametrize(
     "make, loss_fn, batch", [(conv_net, cross_entropy, images), (transformer, mean_square, sequences)], ids=["conv", "transformer"]
 )
+@in_fresh_process
 def test_the_allocator_never_holds_more_than_the_budget(method, make, loss_fn, batch):
     def build(budget):
         model, inputs = make(), batch()
@@ -907,6 +909,7 @@ def test_parameters_and_inputs_that_the_forward_writes_are_put_back_before_the_p
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@in_fresh_process
 def test_nothing_of_eagers_run_stays_alive(dtype):
     """Within autocast neither: not even casts of the weights, which autocast keeps as long as its region lasts."""
     region = torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext()

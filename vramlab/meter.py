@@ -7,7 +7,8 @@ at every instant, what operators hold inside included; it shares no code with th
   meter of this process saw at that address and did not see freed: measure in a fresh process);
 - `resize_(0)` and back on such a block counts its bytes and never forgets them;
 - a second Python thread is not seen at all: what it allocates is missing, what it frees stays counted;
-- memory that torch's allocator does not own (numpy arrays, a library's own malloc) is missing.
+- memory that torch's allocator does not own (numpy arrays, a library's own malloc) is missing;
+- profilers do not nest: the inner one ends the outer one's session, so the meter refuses to start in another's.
 
 So everything is built inside the metered region, on one thread, and the total at the end must equal the live storages that the caller
 names: the meter refuses its own reading otherwise. On CUDA the caching allocator keeps the watermarks itself.
@@ -74,6 +75,9 @@ class AllocatorMeter:
         self._spans: dict[str, tuple[int, int]] = {}
 
     def __enter__(self) -> AllocatorMeter:
+        if torch.autograd._profiler_enabled():
+            raise MeterError("a torch profiler already runs in this thread, and two do not nest: start it after what vramlab measures "
+                             "(vramlab.train_step measures each operator that it does not know yet when it is called)")
         self._profile.__enter__()
         return self
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,26 @@ from vramlab.environment import cache_dir, probe_cpu
 from vramlab.errors import EnvironmentUnable
 
 
+_UNWRITTEN: dict[Path, dict[str, Any]] = {}  # entries of this process that the disk did not take
+
+
 class Store:
-    """One JSON object that processes share. Files are replaced whole, so a reader never sees half of one."""
+    """One JSON object that processes share. Files are replaced whole, so a reader never sees half of one.
+
+    Where the folder cannot be written, entries are kept for this process alone, and it is warned of once.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, Any]:
         """All entries. EnvironmentUnable when the file is damaged."""
+        return self._on_disk() | _UNWRITTEN.get(self.path, {})
+
+    def _on_disk(self) -> dict[str, Any]:
         try:
             return json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return {}
         except ValueError as wrong:
             raise EnvironmentUnable(f"{self.path} is damaged ({wrong}); delete it and it will be measured anew") from None
@@ -35,8 +45,16 @@ class Store:
         """Merge entries into what is on disk now. Two that write at once may lose entries, never mix them."""
         if not entries:
             return
+        try:
+            self._write(self._on_disk() | dict(entries))
+        except OSError as refused:
+            if self.path not in _UNWRITTEN:
+                warnings.warn(f"{self.path.parent} cannot be written ({refused.strerror}): what is measured is forgotten with this process; "
+                              f"set XDG_CACHE_HOME to a directory of yours", stacklevel=2)
+            _UNWRITTEN.setdefault(self.path, {}).update(entries)
+
+    def _write(self, body: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        body = self.read() | dict(entries)
         with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=f".{self.path.name}.", delete=False, encoding="utf-8") as file:
             json.dump(body, file)
         os.replace(file.name, self.path)

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from contract import DEVICE
+from fresh import in_fresh_process
 from steps import cross_entropy, differences
 from tapes import TOYS
 from torch import nn
@@ -120,6 +121,7 @@ def test_statistics_updated_twice_would_be_seen():
     assert any("running_mean" in name for name in found)
 
 
+@in_fresh_process
 def test_the_meter_agrees_with_the_predicted_peak():
     def build():
         model, inputs = densenet(12), tuple(b.clone() for b in BATCH)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from contract import DEVICE
+from fresh import in_fresh_process
 from steps import cross_entropy, differences
 from tapes import MAP, SCALAR, WEIGHT, StepBuilder
 from torch import nn
@@ -143,6 +144,7 @@ def _producer(tape: Tape, storage: int) -> str:
 
 
 @pytest.mark.parametrize("regions", REGIONS)
+@in_fresh_process
 def test_less_than_network_wide_and_the_meter_agrees(regions):
     def build():
         model, inputs = vgg(), tuple(b.clone() for b in BATCH)

@@ -61,7 +61,7 @@ WHOLE = json.dumps(Schedule((), "0" * 64).to_json()).encode()
     (gzip.compress(b"[1]"), "no schedule"), (gzip.compress(b'{"format": 1}'), "no schedule"),
     (gzip.compress(b'{"format": 99}'), "format 99"),
     (gzip.compress(WHOLE.replace(b"[]", b'[["fly", 3]]', 2)), ""),
-])
+], ids=["no file", "empty", "not gzip", "cut short", "no JSON", "a list", "no tape", "another format", "no instruction"])
 def test_what_is_no_schedule_is_refused_in_one_sentence(tmp_path, content, why):
     path = tmp_path / "x.json.gz"
     if content is not None:
