@@ -181,7 +181,7 @@ def test_a_network_that_fits():
 
 
 def test_a_table_of_methods_and_networks():
-    records = [step(m, step_seconds=s, compute_seconds=1.0, budget="40%", config={"model": n})
+    records = [step(m, step_seconds=3 * s, compute_seconds=3.0, eager_step_seconds=3.0, budget="40%", config={"model": n})
                for m, s in (("delta", 1.5), ("dtr", 2.0)) for n in ("resnet50", "vgg16")]
     records[3] = replace(records[3], outcome=Outcome.PLAN_INFEASIBLE, message="too small", predicted={})
     table = methods_table(as_run(records))

@@ -17,7 +17,7 @@ from hand_made import (
 
 from vramlab.record import Outcome, Truth
 from vramlab.report import drawing, render
-from vramlab.report.figures import Looks, budget_figures, load_telemetry, telemetry_figures, training_figures
+from vramlab.report.figures import Looks, budget_figures, load_telemetry, methods_figure, telemetry_figures, training_figures
 from vramlab.report.words import bytes_in_words, interval_in_words, is_distinguishable, seconds_in_words
 from vramlab.runs import load_run
 
@@ -99,7 +99,7 @@ def test_numbers_of_a_measured_cell(page):
     assert (row["outcome"], row["truth"], row["on"], row["batch"]) == ("ok", "exact", "cpu", "16")
     assert (row["peak"], row["of eager's"], row["step time"]) == ("595.0 MiB", "59.5 %", "1.40 s")
     assert (row["time / eager's, 95 %"], row["eager / eager"]) == ("1.40 (1.38 to 1.42)", "1.00 (0.99 to 1.01)")
-    assert (row["peak 2"], row["off by"], row["step time 2"], row["time / no method"]) == ("595.0 MiB", "0 B", "1.40 s", "1.40")
+    assert (row["peak 2"], row["off by"], row["step time 2"], row["time / eager's"]) == ("595.0 MiB", "0 B", "1.40 s", "1.40")
 
 
 def test_what_no_schedule_predicts_is_a_dash_with_the_reason(tmp_path):
@@ -109,7 +109,7 @@ def test_what_no_schedule_predicts_is_a_dash_with_the_reason(tmp_path):
                      missing={**step.missing, "predicted": why, "measured.prediction_error_bytes": why})
     page = render_page(tmp_path, [record])
     row = row_of(page, "Training steps, measured", method="torch-checkpoint")
-    assert {row[c].split(" ")[0].rstrip("0123456789") for c in ("peak 2", "off by", "step time 2", "time / no method")} == {"\u2013"}
+    assert {row[c].split(" ")[0].rstrip("0123456789") for c in ("peak 2", "off by", "step time 2", "time / eager's")} == {"\u2013"}
     assert why in page.text and row["peak"] == "700.0 MiB"
 
 
@@ -119,7 +119,7 @@ def test_simulated_numbers_stand_under_the_word_simulated_only(tmp_path):
     groups, *_ = page.tables["Training steps, simulated"]
     assert groups == ["", "simulated", ""]
     row = row_of(page, "Training steps, simulated", method="delta")
-    assert (row["peak"], row["of eager's"], row["time / no method"], row["on"]) == ("598.0 MiB", "59.8 %", "1.25", "v100-32gb")
+    assert (row["peak"], row["of eager's"], row["time / eager's"], row["on"]) == ("598.0 MiB", "59.8 %", "1.25", "v100-32gb")
     best = page.tables["Fastest method at each budget"][1]
     assert best[5] == "simulated"
 
@@ -295,9 +295,9 @@ def drawn(monkeypatch):
     seen = []
     real = drawing.finish
 
-    def spy(figure, axes, **keywords):
-        seen.append((keywords["name"], axes))
-        return real(figure, axes, **keywords)
+    def spy(figure, **keywords):
+        seen.append((keywords["name"], figure.axes[0]))
+        return real(figure, **keywords)
 
     monkeypatch.setattr("vramlab.report.figures.finish", spy)
     return seen
@@ -352,6 +352,19 @@ def test_telemetry_of_cells_days_apart_lies_end_to_end_and_keeps_its_peaks(tmp_p
     assert values[0] == 1000 and values[-1] == 500  # the second cell ran first
     assert max(values[:300]) == 1400 and max(values[302:]) == 700  # one sample each, kept by thinning
     assert "power_watts (the cell ran on no GPU)" in found.note
+
+
+def test_the_chart_of_methods_has_a_facet_a_network_with_its_records(tmp_path, drawn):
+    cells = [simulated_step("delta", 400, budget=f"{p}%", overhead=o, config={"model": m})
+             for m, p, o in (("resnet50", 80, 0.1), ("resnet50", 60, 0.2), ("vgg16", 80, 0.5))]
+    run = load_run(write_run(tmp_path / "run", cells))
+    (panel,) = methods_figure(run, Looks(run)).panels
+    facets = dict(drawn)["methods"].figure.axes
+    lines = [{line.get_label(): [*zip(*(map(float, v) for v in line.get_data()))] for line in axes.lines} for axes in facets]
+    assert [[(round(x), round(y, 4)) for x, y in line["delta, simulated"]] for line in lines] == [[(60, 1.2), (80, 1.1)], [(80, 1.5)]]
+    assert len({axes.get_ylim() for axes in facets}) == 1 and "vgg16: delta simulated: 1.5 times the time at 80 % of the peak" in panel.svg
+    alone = load_run(write_run(tmp_path / "alone", cells[:2]))
+    assert methods_figure(alone, Looks(alone)).panels == ()
 
 
 def test_large_peaks_are_drawn_in_gib(tmp_path, drawn):

@@ -239,7 +239,8 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
         facts |= {"micro_batches": list(tape.micro_batches), "changes_semantics": changes_semantics(tape)}
     facts |= {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
     over_devices = _over_devices(one, checked, profile, devices) if "devices" in cell.config else {}
-    return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile) | over_devices}
+    against = {"eager_step_seconds": sum(op.seconds for op in plain.ops)}  # the library's algorithms, the whole batch at once
+    return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile) | against | over_devices}
 
 
 def _unplanned(cell: _Cell, eager_peak_bytes: int | None) -> dict[str, Any]:

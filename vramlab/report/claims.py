@@ -33,7 +33,9 @@ from vramlab.record import Outcome, RunRecord, Verdict
 from vramlab.report import sensitivity
 from vramlab.report.headlines import HEADLINES, SCALES, Answer, searched
 from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, smallest_peaks
-from vramlab.report.words import DASH, bytes_in_words, is_simulated, join_words, significant, span_in_words, target_in_words
+from vramlab.report.words import (
+    DASH, bytes_in_words, is_simulated, join_words, significant, simulated_ratio, span_in_words, target_in_words,
+)
 from vramlab.runs import Run
 
 DEFAULT_TOLERANCE = 0.1
@@ -300,15 +302,14 @@ def _samples_per_second(record: RunRecord) -> float | None:
 
 
 def overhead_percent(question: Question) -> Finding:
-    """Extra time of a step against eager at the smallest peak: measured paired ratio, or simulated step / its first runs."""
+    """Extra time of a step against eager at the smallest peak: measured paired ratio, or both simulated."""
     points = []
     for record in smallest_peaks(question):
         ratio = (record.measured.get("ratio") or {}).get("median")
-        step, compute = record.predicted.get("step_seconds"), record.predicted.get("compute_seconds")
-        if not is_simulated(record) and ratio:
-            points.append(Point(100 * (ratio - 1), record, None, False))
-        elif is_simulated(record) and step and compute:
-            points.append(Point(100 * (step / compute - 1), record, None, True))
+        if is_simulated(record):
+            ratio = simulated_ratio(record)
+        if ratio:
+            points.append(Point(100 * (ratio - 1), record, None, is_simulated(record)))
     return _grade_points(question, points, "overhead_percent",
                          what=f"extra step time of {question.method} at the smallest peak that it kept",
                          missing=f"no bit-exact cell of {question.method} has a step time")

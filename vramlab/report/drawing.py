@@ -11,7 +11,7 @@ import io
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Iterator
+from typing import Iterator, Sequence
 
 import matplotlib
 import seaborn
@@ -44,19 +44,27 @@ class Panel:
 @contextmanager
 def panel_axes(title: str) -> Iterator[tuple[Figure, Axes]]:
     """A figure with one axes in the house style."""
+    with facets([title], SIZE_INCHES, columns=1) as figure:
+        yield figure, figure.axes[0]
+
+
+@contextmanager
+def facets(titles: Sequence[str], size_inches: tuple[float, float], columns: int) -> Iterator[Figure]:
+    """A figure with an axes for each title, in rows of so many columns."""
     with matplotlib.rc_context(), seaborn.axes_style("ticks"):
         matplotlib.rcParams.update(STYLE)
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_title(plain_label(title, 64), loc="left")
-        yield figure, axes
+        figure = Figure(figsize=size_inches, layout="constrained")
+        for index, title in enumerate(titles, 1):
+            axes = figure.add_subplot(-(-len(titles) // columns), columns, index)
+            axes.set_title(plain_label(title, 64), loc="left")
+        yield figure
 
 
-def finish(figure: Figure, axes: Axes, *, name: str, title: str, description: str) -> Panel:
-    """The panel of a finished drawing: legend below, then SVG. `name` is unique on the page."""
-    handles, labels = axes.get_legend_handles_labels()
+def finish(figure: Figure, *, name: str, title: str, description: str, columns: int = 2) -> Panel:
+    """The panel of a finished drawing: one legend below, in so many columns, then SVG. `name` is unique on the page."""
+    handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     if handles:
-        figure.legend(handles, labels, loc="outside lower left", ncols=2, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
+        figure.legend(handles.values(), handles, loc="outside lower left", ncols=columns, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
     return Panel(svg=to_svg(figure, name=name, title=title, description=description), title=title)
 
 

@@ -13,12 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.drawing import MARKERS, MUTED, PAPER, SERIES, Panel, finish, panel_axes, plain_label
-from vramlab.report.words import GIB, MIB, count_of, counts, is_simulated_target, join_words, target_in_words
+from vramlab.report.drawing import MARKERS, MUTED, PAPER, SERIES, Panel, facets, finish, panel_axes, plain_label
+from vramlab.report.words import GIB, MIB, count_of, counts, is_simulated_target, join_words, simulated_ratio, target_in_words
 from vramlab.runs import TELEMETRY_FILE, Run
 from vramlab.telemetry import Telemetry, read_telemetry
 
 MAX_PANELS = 12
+FACETS_A_ROW = 3
 MAX_POINTS = 600  # of a time series, each the largest value of its span
 RATIO_TICKS = (  # for spans from low to high of at most so many times
     (1.6, (0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)),
@@ -86,6 +87,26 @@ def budget_figures(run: Run, looks: Looks) -> FigureSet:
     return FigureSet(panels=tuple(panels))
 
 
+def methods_figure(run: Run, looks: Looks) -> FigureSet:
+    """One chart of a run that simulates several networks on one device: step time over budget of every method, a facet each."""
+    groups = [g for g in step_groups(run) if is_simulated_target(g[0].config)]
+    drawn = [(g[0], [p for r in g if r.budget_bytes and counts(r) for p in _overhead_points(run, r)]) for g in groups]
+    drawn = [(record, points) for record, points in drawn if points]
+    if len({record.config["model"] for record, _ in drawn}) < 2:
+        return FigureSet(panels=())
+    rows = -(-len(drawn) // FACETS_A_ROW)
+    with facets([where_in_words(run, r) for r, _ in drawn], (3.3 * FACETS_A_ROW, 2.6 * rows + 1), FACETS_A_ROW) as figure:
+        for axes, (_, points) in zip(figure.axes, drawn):
+            axes.axhline(1.0, color=MUTED, linewidth=1.0)
+            _draw_points(axes, looks, points)
+            axes.set(xlim=(0, 105), xlabel="budget (% of eager's peak)", ylabel="step time / eager's (log scale)")
+            _scale_ratios(axes, [p for _, shown in drawn for p in shown], [])
+        title = "Step time of every method on every network, against eager's"
+        described = ". ".join(f"{r.config['model']}: {_in_words(points, '% of the peak', 'times the time')}" for r, points in drawn)
+        return FigureSet(panels=(finish(figure, name="methods", title=title, description=described, columns=4),),
+                         note="A line ends at the smallest of the budgets that its method can keep.")
+
+
 def where_in_words(run: Run, record: RunRecord) -> str:
     """`resnet50, batch 16, simulated v100-32gb`."""
     hardware = target_in_words(record.config, run.environment_of(record))
@@ -109,7 +130,7 @@ def _peak_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -
         _draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / size) for r in budgeted if _is_infeasible(r)])
         axes.set(xlim=(0, top / size), ylim=(0, top / size), xlabel=f"budget ({unit})", ylabel=f"peak ({unit})")
         described = _in_words(points, f"{unit} budget", f"{unit} peak")
-        return finish(figure, axes, name=name, title=f"Peak against budget: {title}", description=described)
+        return finish(figure, name=name, title=f"Peak against budget: {title}", description=described)
 
 
 def _merge_close(peaks: Mapping[str, float], share: float = 0.005) -> list[tuple[float, list[str]]]:
@@ -163,17 +184,17 @@ def _overhead_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord
         right = max([100.0] + [p.x for p in points])
         axes.set(xlim=(0, 1.05 * right), xlabel="budget (% of eager's peak)", ylabel="step time / eager's (log scale)")
         _scale_ratios(axes, points, drifts)
-        return finish(figure, axes, name=name, title=f"Step time against budget: {title}",
+        return finish(figure, name=name, title=f"Step time against budget: {title}",
                       description=_in_words(points, "% of eager's peak", "times eager's step"))
 
 
 def _overhead_points(run: Run, record: RunRecord) -> Iterable[_Point]:
     method, x = run.label(record), 100 * record.budget_bytes / record.eager_peak_bytes
-    ratio, predicted = record.measured.get("ratio") or {}, record.predicted
+    ratio = record.measured.get("ratio") or {}
     if ratio.get("median") and not is_simulated_target(record.config):
         yield _Point(method=method, x=x, y=ratio["median"], low=ratio.get("low"), high=ratio.get("high"), is_simulated=False)
-    if predicted.get("step_seconds") and predicted.get("compute_seconds"):
-        yield _Point(method=method, x=x, y=predicted["step_seconds"] / predicted["compute_seconds"], is_simulated=True)
+    if simulated := simulated_ratio(record):
+        yield _Point(method=method, x=x, y=simulated, is_simulated=True)
 
 
 def _scale_ratios(axes: Axes, points: Sequence[_Point], drifts: Sequence[Mapping[str, Any]]) -> None:
@@ -251,7 +272,7 @@ def _training_panel(run: Run, looks: Looks, record: RunRecord, name: str, key: s
         top = 1.0 if key == "accuracy" and highest <= 1 else 1.05 * highest
         axes.set(xlim=(0, max(x for x, _ in ours)), ylim=(min(0, min(y for _, y in ours + eager)), top or 1.0), xlabel="step", ylabel=label)
         ends = f"{label} goes from {ours[0][1]:.4g} to {ours[-1][1]:.4g} over {int(ours[-1][0])} steps"
-        return finish(figure, axes, name=name, title=title, description=f"{ends}; eager ends at {eager[-1][1]:.4g}" if eager else ends)
+        return finish(figure, name=name, title=title, description=f"{ends}; eager ends at {eager[-1][1]:.4g}" if eager else ends)
 
 
 def _series(values: Sequence[Any]) -> list[tuple[float, float]]:
@@ -321,7 +342,7 @@ def _telemetry_panel(parts: Sequence[tuple[float, Telemetry]], name: str, ylabel
             highest = max([highest, *(y for y in ys if y == y)])
         axes.set(xlim=(0, right or 1), ylim=(0, 1.08 * highest or 1), xlabel="seconds, cells one after another", ylabel=ylabel)
         described = f"{', '.join(label for _, label in columns)}; highest value {highest:.4g}"
-        return finish(figure, axes, name=name, title=title, description=described)
+        return finish(figure, name=name, title=title, description=described)
 
 
 def _joined(parts: Sequence[tuple[float, Telemetry]], column: str, scale: float) -> tuple[list[float], list[float]]:

@@ -16,14 +16,14 @@ from vramlab.report.checklists import AnsweredChecklist, answer_all, load_checkl
 from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
-from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, telemetry_figures, training_figures
+from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, methods_figure, telemetry_figures, training_figures
 from vramlab.report.summary import summarise
-from vramlab.report.tables import measured_table, methods_table, search_table, simulated_table, training_table
+from vramlab.report.tables import inversions_table, measured_table, methods_table, search_table, simulated_table, training_table
 from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
 from vramlab.runs import Run, load_run
 
 REPORT_FILE = "report.html"
-TABLES = (methods_table, measured_table, simulated_table, search_table, training_table)
+TABLES = (methods_table, inversions_table, measured_table, simulated_table, search_table, training_table)
 VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT_REPRODUCED: "bad", Verdict.NOT_TESTABLE_HERE: "open"}
 
 
@@ -47,7 +47,7 @@ def page(run: Run, library: Library) -> str:
                         papers=_papers(run, library))
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence)
     looks = Looks(run)
-    figures = {"budget": budget_figures(run, looks), "training": training_figures(run, looks),
+    figures = {"methods": methods_figure(run, looks), "budget": budget_figures(run, looks), "training": training_figures(run, looks),
                "telemetry": telemetry_figures(telemetry)}
     reports = built_in_collection() / "reports"
     return _environment(reports).get_template("report.html.j2").render(

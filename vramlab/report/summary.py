@@ -13,7 +13,7 @@ from vramlab.report.figures import peak_of, step_groups, where_in_words
 from vramlab.report.tables import why_void
 from vramlab.report.words import (
     budget_in_words, bytes_in_words, count_of, counts, interval_in_words, is_simulated_target, join_words, seconds_in_words, significant,
-    target_in_words,
+    simulated_ratio, target_in_words,
 )
 from vramlab.runs import Run
 
@@ -108,10 +108,10 @@ def _best(run: Run) -> list[Best]:
 
 
 def _time(record: RunRecord) -> tuple[float, float, float] | None:
-    """(median, low, high) of step time / eager's: measured, or on a simulated device against the step with no method."""
+    """(median, low, high) of step time / eager's: measured, or simulated on both sides on a simulated device."""
     if is_simulated_target(record.config):
-        step, compute = record.predicted.get("step_seconds"), record.predicted.get("compute_seconds")
-        return (step / compute,) * 3 if step and compute else None
+        ratio = simulated_ratio(record)
+        return ratio and (ratio,) * 3
     ratio = record.measured.get("ratio") or {}
     values = tuple(ratio.get(key) for key in ("median", "low", "high"))
     return None if None in values else values

@@ -7,9 +7,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.report.figures import peak_of
+from vramlab.report.inversions import inversions
 from vramlab.report.words import (
     DASH, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
-    join_words, seconds_in_words, significant,
+    join_words, seconds_in_words, significant, simulated_ratio,
 )
 from vramlab.runs import Cell, Run
 
@@ -36,7 +38,7 @@ class Row:
 
 @dataclass
 class Table:
-    """Columns in groups, rows and the notes under them. The first column, the experiment, is shown where there are several."""
+    """Columns in groups, rows and the notes under them. The first column, mostly the experiment, is shown where there are several."""
 
     id: str
     title: str
@@ -46,7 +48,7 @@ class Table:
 
     @property
     def only_experiment(self) -> str:
-        """The experiment that all rows belong to; "" when they belong to several."""
+        """The first column's entry where all rows share it, else ""."""
         names = {row.values[0].text for row in self.rows}
         return names.pop() if len(names) == 1 else ""
 
@@ -151,7 +153,7 @@ def measured_table(run: Run) -> Table:
     """Training steps that ran on this machine, and beside them what was simulated for it."""
     table = Table("steps", "Training steps, measured", (
         ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", "time / eager's, 95 %", "eager / eager")),
-        ("simulated", ("peak", "off by", "step time", "time / no method")), ("", ("evidence",))))
+        ("simulated", ("peak", "off by", "step time", "time / eager's")), ("", ("evidence",))))
     for cell in _cells(run, "step", simulated=False):
         _add(table, cell, 9, lambda record: _measured(table, Numbers(table, record), record) + _predicted(Numbers(table, record), record))
     return table
@@ -159,7 +161,7 @@ def measured_table(run: Run) -> Table:
 
 def simulated_table(run: Run) -> Table:
     """Training steps on devices that are not at hand."""
-    columns = ("peak", "of eager's", "step time", "time / no method", "recomputing", "waiting for copies", "copied")
+    columns = ("peak", "of eager's", "step time", "time / eager's", "recomputing", "waiting for copies", "copied")
     table = Table("simulated", "Training steps, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
     for cell in _cells(run, "step", simulated=True):
         _add(table, cell, len(columns), lambda record: _simulated(Numbers(table, record), record))
@@ -219,9 +221,8 @@ def _simulated(numbers: Numbers, record: RunRecord) -> list[Value]:
 
 
 def _simulated_time(numbers: Numbers, record: RunRecord) -> list[Value]:
-    step, compute = record.predicted.get("step_seconds"), record.predicted.get("compute_seconds")
-    return [numbers.seconds(step, "predicted.step_seconds"),
-            numbers.show(step / compute if step and compute else None, lambda v: f"{v:.2f}", "predicted.compute_seconds")]
+    return [numbers.seconds(record.predicted.get("step_seconds"), "predicted.step_seconds"),
+            numbers.show(simulated_ratio(record), lambda v: f"{v:.2f}", "predicted.eager_step_seconds")]
 
 
 def signed_bytes(nbytes: int) -> str:
@@ -241,24 +242,53 @@ def methods_table(run: Run) -> Table:
     """Simulated step times of every method on every network at every budget, where a run has several of both."""
     cells = [c for c in _cells(run, "step", simulated=True) if c.record]
     models = tuple(dict.fromkeys(str(c.config.get("model")) for c in cells))
-    table = Table("methods", "Methods on networks, simulated: step time / step time without a method",
+    table = Table("methods", "Methods on networks, simulated: step time / eager's",
                   (("", ("on", "method", "budget")), ("simulated", models)))
     if len(models) < 2:
         return table
+    flags = {i.below.cell_id: f"{i.in_words} than at {budget_in_words(i.above.config)}" for i in inversions(run)}
     rows: dict[tuple[str, str, str], dict[str, Cell]] = {}
     for cell in cells:
         key = str(cell.config["target"]).removeprefix("sim:"), cell.label or DASH, budget_in_words(cell.config)
         rows.setdefault(key, {})[str(cell.config["model"])] = cell
     for key, found in rows.items():
-        values = [_time_of(table, found[m]) if m in found else table.dash("no such cell") for m in models]
+        values = [_time_of(table, found[m], flags) if m in found else table.dash("no such cell") for m in models]
         table.rows.append(Row(values=(*map(word, key), *values)))
     return table
 
 
-def _time_of(table: Table, cell: Cell) -> Value:
-    """Time / no method, with the record behind it; a dash with what the cell ended as."""
+def _time_of(table: Table, cell: Cell, flags: Mapping[str, str]) -> Value:
+    """Time / eager's, with the record behind it; a dash with what the cell ended as."""
     value = _simulated_time(Numbers(table, cell.record), cell.record)[1]
-    return Value(text=value.text, note=value.note, href=cell.path if value.note is None else "", exact=value.exact)
+    if value.note is not None:
+        return value
+    return replace(value, href=cell.path, note=table.note(flags[cell.cell_id]) if cell.cell_id in flags else None)
+
+
+def inversions_table(run: Run) -> Table:
+    """Pairs of budgets of which the lower one gave a faster step or a higher peak."""
+    table = Table("inversions", "Flagged: a lower budget that gave a faster step or a higher peak", (
+        ("", ("experiment", "model", "batch", "method", "on", "flag")), ("budget", ("higher", "lower")),
+        ("peak", ("at the higher", "at the lower")), ("time / eager's", ("at the higher", "at the lower")), ("", ("evidence",))))
+    cells = {cell.cell_id: cell for cell in run.cells}
+    for found in inversions(run):
+        below = cells[found.below.cell_id]
+        experiment, model, batch, method, _, on = identity(below)
+        both = found.above, found.below
+        kind = "simulated" if is_simulated_target(below.config) else "measured"
+        table.rows.append(Row(values=(
+            experiment, model, batch, method, on, word(f"{found.in_words}, {kind}"), *(word(budget_in_words(r.config)) for r in both),
+            *(Numbers(table, r).bytes(peak_of(r), "measured.peak_bytes") for r in both), *(_either_ratio(table, r) for r in both),
+            link(below))))
+    return table
+
+
+def _either_ratio(table: Table, record: RunRecord) -> Value:
+    """Measured on hardware, simulated on a device profile."""
+    numbers = Numbers(table, record)
+    if is_simulated_target(record.config):
+        return numbers.show(simulated_ratio(record), lambda v: f"{v:.4f}", "predicted.eager_step_seconds")
+    return numbers.show(record.measured.get("ratio"), interval_in_words, "measured.ratio")
 
 
 def search_table(run: Run) -> Table:

@@ -92,6 +92,15 @@ def counts(record: RunRecord) -> bool:
     return is_simulated(record) or record.truth not in (Truth.WRONG, Truth.NOT_RUN)
 
 
+def simulated_ratio(record: RunRecord) -> float | None:
+    """Simulated step time / eager's on the same profile; None where either is missing.
+
+    Eager's, not the method's own first runs: those may run by other convolution algorithms or in smaller passes.
+    """
+    step, eager = record.predicted.get("step_seconds"), record.predicted.get("eager_step_seconds")
+    return step / eager if step and eager else None
+
+
 def budget_in_words(config: Mapping[str, Any]) -> str:
     """`60 %`, `6GiB`, `auto`; `none` for a cell without a budget."""
     budget = config.get("budget")
