@@ -6,7 +6,7 @@ One process runs a method on a model at three budgets: the smallest that the met
 from there to eager's measured peak. At each it plans, runs three optimizer steps of the plan against eager bit for bit, and meters a cold
 and a warm step. Reported: what is exact, budget violations (must be 0), the worst error of a predicted peak, the share of unsafe
 predictions (predicted below measured). The evidence is written after each process; what it has from the same method's code is not run
-again.
+again, rows of a method's earlier code are replaced, and each row names the commit that it was run at.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import keep, kept, specs
+from common import keep, kept, machine, specs
 
 from vramlab.collection import Library, built_in_collection
 from vramlab.isolate import Call, run_isolated
@@ -46,8 +46,12 @@ def main() -> None:
     for model in options.models.split(","):
         for method in options.methods.split(","):
             done = {_key(row)[:-1] for row in rows.values()}
-            for row in measure(model, method, done, options.seconds):
-                rows[_key(row)] = row
+            fresh = measure(model, method, done, options.seconds)
+            if earlier := [k for k, row in rows.items() if fresh and _what(row) == _what(fresh[0])]:
+                print(f"{len(earlier)} rows of {method} on {model} are of earlier code and replaced")
+                rows = {k: row for k, row in rows.items() if k not in earlier}
+            for row in fresh:
+                rows[_key(row)] = row | {"commit": machine()["commit"]}
                 print(" ".join(str(row[k]) for k in ("model", "method", "way", "outcome", "truth", "message")), flush=True)
             keep("executed", rows.values(), summarise(list(rows.values())))
 
@@ -116,6 +120,10 @@ def _row(spec: dict, way: float | None) -> dict[str, Any]:
     config = spec["config"]
     return {"model": config["model"], "batch_size": config["batch_size"], "method": config["method"], "way": way,
             "method_source_sha256": config["sources"]["method"], "outcome": None, "truth": None, "message": "", "peak_bytes": None}
+
+
+def _what(row: dict) -> tuple:
+    return tuple(row[k] for k in ("model", "batch_size", "method"))
 
 
 def _key(row: dict) -> tuple:
