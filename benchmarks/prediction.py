@@ -164,6 +164,7 @@ def comparison_of(row: dict) -> Comparison:
         step_seconds=seconds,
         predicted_step_seconds=row["predicted_step_seconds"],
         moved_bytes=row["moved_bytes"] or 0,
+        time_ratio=row["time_ratio"],
         drift=max((abs(d - 1) for d in row["drift"] if d is not None), default=0.0),
     )
 

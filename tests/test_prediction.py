@@ -54,6 +54,15 @@ def test_kendalls_tau_by_hand():
     assert (apart.pairs, apart.kendall_tau) == (found.pairs, found.kendall_tau)
 
 
+def test_ratios_to_eager_are_ranked_where_there_are_any():
+    """The machine was twice as fast when the second cell ran: its seconds say less, its ratio to the eager beside it says more."""
+    slow_hour, fast_hour = cell(2.0, 1.0), cell(1.5, 1.2)
+    assert judge([slow_hour, fast_hour]).kendall_tau == -1
+    in_turns = [replace(slow_hour, time_ratio=1.0), replace(fast_hour, time_ratio=1.5)]
+    assert judge(in_turns).kendall_tau == 1
+    assert judge([in_turns[0], fast_hour]).pairs == 0, "a ratio and seconds are not comparable"
+
+
 def test_pairs_inside_the_drift_say_nothing():
     found = judge([cell(1.0, 2.0, drift=0.05), cell(1.04, 1.0), cell(2.0, 3.0)])
     assert (found.pairs, found.pairs_beyond_drift) == (3, 2)

@@ -31,7 +31,13 @@ class Comparison:
     step_seconds: float | None  # median
     predicted_step_seconds: float | None
     moved_bytes: int  # predicted, both directions
-    drift: float = 0.0  # how far eager was off itself
+    time_ratio: float | None = None  # median of step time over eager's, the two in turns
+    drift: float = 0.0  # how far eager was off itself, of that ratio
+
+    @property
+    def ranked_by(self) -> float | None:
+        """What step times are ranked by: the ratio to eager beside it, which the machine's drift from cell to cell does not reach; else seconds."""
+        return self.time_ratio or self.step_seconds
 
     @property
     def error_bytes(self) -> int | None:
@@ -70,7 +76,7 @@ class Prediction:
     median_time_error: float | None  # absolute, of cells that move nothing
     timed_with_transfers: int
     median_time_error_with_transfers: float | None
-    kendall_tau: float | None  # between simulated and measured step times, over pairs of cells of one model and batch
+    kendall_tau: float | None  # between simulated step times and measured ratios to eager, over pairs of cells of one model and batch
     pairs: int
     kendall_tau_beyond_drift: float | None  # over the pairs whose measured times differ by more than eager's from itself
     pairs_beyond_drift: int
@@ -102,7 +108,8 @@ def _comparison(record: RunRecord) -> Comparison:
         model=config["model"], method=config["method"], budget=config["budget"], batch_size=config["batch_size"],
         peak_bytes=measured.get("peak_bytes"), predicted_peak_bytes=predicted.get("peak_bytes"),
         step_seconds=statistics.median(seconds) if seconds else None, predicted_step_seconds=predicted.get("step_seconds"),
-        moved_bytes=predicted.get("moved_bytes") or 0, drift=max((abs(drift[k] - 1) for k in ("low", "high") if k in drift), default=0.0),
+        moved_bytes=predicted.get("moved_bytes") or 0, time_ratio=(measured.get("ratio") or {}).get("median"),
+        drift=max((abs(drift[k] - 1) for k in ("low", "high") if k in drift), default=0.0),
     )
 
 
@@ -136,7 +143,9 @@ def kendall_tau(cells: Sequence[Comparison]) -> tuple[list[int], list[int]]:
     for one, other in combinations([c for c in cells if c.time_error is not None], 2):
         if one.place != other.place or one.predicted_step_seconds == other.predicted_step_seconds:
             continue
-        gap = one.step_seconds / other.step_seconds
+        if (one.time_ratio is None) != (other.time_ratio is None):
+            continue
+        gap = one.ranked_by / other.ranked_by
         sign = 1 if (gap > 1) == (one.predicted_step_seconds > other.predicted_step_seconds) else -1
         everything.append(sign)
         if abs(gap - 1) > max(one.drift, other.drift):
