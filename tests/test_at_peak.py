@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from tapes import TOYS, TapeBuilder, random_tapes
 
-from vramlab.at_peak import INPUTS, live_at_peak
+from vramlab.at_peak import INPUTS, feature_bytes_at_peak, live_at_peak
 from vramlab.check import check_schedule
 from vramlab.liveness import replay_schedule
 from vramlab.schedule import Compute, Free, FreeHost, Offload, Prefetch, Recompute, Schedule, Wait
@@ -40,6 +40,33 @@ def test_every_byte_of_the_peak_has_a_role_and_a_layer():
     assert {role: n for role, n in found.by_role.items() if n} == {
         "parameter": 10, "optimizer_state": 10, "input": 100, "activation": 200, "temporary": 4, "gradient": 10}
     assert list(found.by_layer.items()) == [("block.conv", 230), (INPUTS, 100), ("head", 4)]
+
+
+def test_what_of_the_peak_belongs_to_the_feature_extraction():
+    """At the backward of the convolution: its w 10, x 100, a 200 and da 200, dw 10, what runs 50; h 30 and v 40 with its gradient 40 are
+    of the classifier, and so is the 900 inside its own backward when that is the peak."""
+    def tape(inside: int) -> Tape:
+        t = TapeBuilder()
+        w, v, x = t.state("conv.weight", 10), t.state("fc.weight", 40), t.state("input.0", 100, Role.INPUT)
+        dw, dv = (t.state(f"{n}.grad", b, Role.GRADIENT, at_start=False) for n, b in (("conv.weight", 10), ("fc.weight", 40)))
+        a, h, loss, da = t.temporary(200, Role.ACTIVATION), t.temporary(30, Role.ACTIVATION), t.temporary(4, at_end=True), t.temporary(200)
+        t.call("aten.convolution.default", [w, x], [a], layer="conv")
+        t.call("aten.mm.default", [v, a], [h], layer="fc")
+        t.call("aten.mse_loss.default", [h], [loss], layer="")
+        t.call("aten.mm.default", [h, a], [dv], layer="fc", phase=Phase.BACKWARD, workspace_bytes=inside)
+        t.call("aten.mm.default", [h, v], [da], layer="fc", phase=Phase.BACKWARD)
+        t.call("aten.convolution_backward.default", [da, x, w], [dw], layer="conv", phase=Phase.BACKWARD, workspace_bytes=50)
+        return t.build(loss)
+
+    def schedule(tape: Tape):
+        held = [i for i in replay_schedule(tape).instructions if not isinstance(i, Free)]
+        freed = [Free(s.id) for s in tape.storages if not s.at_end and (s.at_start or tape.producer[s.id] is not None)]
+        return check_schedule(tape, Schedule(instructions=(*held, *freed), tape_digest=tape.digest))
+
+    checked = schedule(tape(0))
+    assert checked.peak_bytes == 10 + 40 + 100 + 200 + 30 + 4 + 40 + 200 + 10 + 50
+    assert feature_bytes_at_peak(checked) == 10 + 100 + 200 + 10 + 50 + 200  # da is the gradient of the convolution's map
+    assert feature_bytes_at_peak(schedule(tape(900))) == 10 + 100 + 200
 
 
 def test_a_record_names_the_largest_layers():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured_step, search, simulated_step, training
 
 from vramlab.record import Outcome, Truth, Verdict
@@ -35,6 +36,22 @@ def test_the_data_holds_every_claim_with_a_source():
     assert len(KNOWN) == 205 and all(claim.source and claim.where for claim in KNOWN.values())
     assert KNOWN["delta-mem-save"].bounds == (40, 70) and KNOWN["delta-mem-save"].in_words == "40 to 70 %"
     assert KNOWN["delta-convergence"].bounds is None and KNOWN["delta-swap-not-first"].in_words == "no"
+
+
+@pytest.mark.parametrize(("method", "workflow"), [
+    ("vdnn", "vdnn-micro16"), ("superneurons", "superneurons-ppopp18"), ("modnn", "modnn-tpds19"), ("fujitsu-reuse", "fujitsu-mlsp16"),
+    ("densenet-shared", "densenet-2017"),
+])
+def test_every_claim_of_a_method_has_a_rule_in_its_papers_workflow_or_is_given_up_there(method, workflow):
+    root = CLAIMS_FILE.parents[1]
+    claims = yaml.safe_load((root / "methods" / method / "card.yaml").read_text())["claims"]
+    body = yaml.safe_load((root / "workflows" / f"{workflow}.yaml").read_text())
+    asked = {claim["id"] for claim in body["claims"]}
+    given_up = [name for group in body.get("untestable", ()) for name in group["claims"]]
+    assert len(given_up) == len(set(given_up)) and asked.isdisjoint(given_up)
+    assert set(claims) <= asked | set(given_up) and set(given_up) <= set(KNOWN)
+    systems = {KNOWN[name].system for name in claims}
+    assert {name for name, claim in KNOWN.items() if claim.system in systems} <= asked | set(given_up)
 
 
 def test_every_rule_that_a_workflow_may_name_exists():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vramlab.collection import Library, built_in_collection
+from vramlab.record import Verdict
 from vramlab.workflow import Host, expand, load_workflow
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,16 @@ def test_expected_cells_are_the_workflows_cells(path):
     plan = expand(load_workflow(f"{body['workflow']}.yaml", Library([built_in_collection()])), Host())
     planned = {tuple(cell.config[key] for key in KEYS) for cell in plan.cells}
     assert {tuple(cell.get(key) for key in KEYS) for cell in body["cells"]} == planned
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_expected_verdicts_are_those_of_the_workflows_claims(path):
+    body = json.loads(path.read_text())
+    if "claims" not in body:
+        return  # written before verdicts were kept
+    workflow = load_workflow(f"{body['workflow']}.yaml", Library([built_in_collection()]))
+    assert [(c["id"], c["rule"]) for c in body["claims"]] == [(c.id, c.rule) for c in workflow.claims]
+    assert all(c["verdict"].split(",")[0] in set(map(str, Verdict)) for c in body["claims"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)

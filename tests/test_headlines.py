@@ -171,13 +171,100 @@ def test_depths():
     assert ask("max_depth_ratio", [depth("eager", 592), depth("delta", 4096)], 3.2432, "x").finding.verdict is U  # ended at its limit
 
 
-def test_a_network_that_fits():
+def of_size(record, **provenance):
+    return replace(record, provenance={**record.provenance, **provenance})
+
+
+def test_a_network_of_the_claimed_size_that_fits():
     refused = replace(step("delta", budget="12GB"), outcome=Outcome.PLAN_INFEASIBLE, message="needs 13 GB", predicted={})
-    assert ask("fits", [step("delta", budget="12GB")], 10000, "layers").verdict_in_words == "reproduced, by simulation"
+    whole, small = (of_size(step("delta", budget="12GB"), basic_layers=n) for n in (9000, 8999))
+    assert ask("fits", [whole], 10000, "layers").verdict_in_words == "reproduced, by simulation"
+    assert ask("fits", [small], 10000, "layers").finding.verdict is P  # it fits, and is not the claimed network
+    assert ask("fits", [step("delta", budget="12GB")], 10000, "layers").finding.verdict is U  # of unknown depth
     found = ask("fits", [refused], 10000, "layers").finding
     assert found.verdict is N and "needs 13 GB" in found.explanation
-    assert ask("fits", [step("delta", budget="12GB"), refused], 10000, "layers").finding.verdict is P
+    assert ask("fits", [whole, refused], 10000, "layers").finding.verdict is P
     assert ask("fits", [replace(refused, outcome=Outcome.CRASHED)], 10000, "layers").finding.verdict is U
+    wide = of_size(step("delta", budget="12GB"), bytes_by_role={"parameter": 4 * 73_000_000})
+    assert ask("fits", [wide], 73, "million").finding.obtained == "73.0 million fit"
+    assert ask("fits", [wide], 73, "stones").finding.verdict is U
+    assert ask("fits", [of_size(step("delta"), basic_layers=10000)], 10000, "layers").finding.verdict is U  # within no budget
+
+
+def test_one_step_of_several_that_is_refused_is_no_whole_reproduction():
+    def cell(batch, **changes):
+        return replace(step("delta", budget="12GB", config={"batch_size": batch}, step_seconds=1.1), **changes)
+
+    eager = [step("eager", step_seconds=1.0, config={"batch_size": n}) for n in (1, 2)]
+    refused = cell(2, outcome=Outcome.PLAN_INFEASIBLE, message="needs 13 GB", predicted={})
+    assert ask("slowdown_percent", [*eager, cell(1), cell(2)], 10).finding.verdict is R
+    found = ask("slowdown_percent", [*eager, cell(1), refused], 10).finding
+    assert found.verdict is P and found.obtained == "10.0 %, 1 refused" and "needs 13 GB" in found.explanation
+    smaller = replace(refused, config={**refused.config, "batch_size": 1, "budget": "1GB"})
+    assert ask("slowdown_percent", [*eager, cell(1), smaller], 10).finding.verdict is R  # that step has a plan at another budget
+
+
+def test_several_experiments_are_one_verdict():
+    records = [r for name in ("a", "b", "c") for r in (step("eager", peak=1000, config={"experiment": name}),
+               step("delta", peak=500 if name == "c" else 100, budget="9%", config={"experiment": name}))]
+    assert ask("memory_ratio", records, 10, "x", experiment=["a", "b"]).finding.obtained == "10.00 x"
+    result = ask("memory_ratio", records, 10, "x", experiment=["a", "c"])
+    assert result.finding.verdict is P and result.experiment == "a and c"
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(1.2195, R), (1.24, R), (1.3, P), (1.57, N)])
+def test_a_loss_of_throughput(seconds, verdict):
+    """18 % fewer samples a second is a step 1 / 0.82 = 1.2195 times as long, which is 21.95 % more time."""
+    records = [step("eager", step_seconds=1.0), step("delta", step_seconds=seconds, budget="40%")]
+    assert ask("performance_loss_percent", records, 18).finding.verdict is verdict
+    assert ask("throughput_percent", records, 82).finding.obtained == f"{100 / seconds:.1f} %"
+
+
+def test_shares_and_counts_of_a_plan():
+    record = step("delta", peak=1, budget="40%", feature_bytes_at_peak=0.81 * MIB, recomputes=14)
+    assert ask("feature_share_percent", [record], 81).finding.obtained == "81.0 %"
+    assert ask("extra_forwards", [record], 14, "layers").finding.verdict is R
+    assert ask("extra_forwards", [record], 23, "layers").finding.verdict is P  # an amount, within a factor of two
+    bare = step("delta", budget="40%", recomputes=None)
+    assert {ask(rule, [bare], 14).finding.verdict for rule in ("extra_forwards", "feature_share_percent")} == {U}
+
+
+def test_what_a_search_found():
+    found = depth("delta", 1920)
+    found = replace(found, search={**found.search, "at_peak": {"by_role": {"parameter": 4 * 14_000_000}}, "hit_upper_end": False})
+    assert ask("largest_found", [found], 1920, "layers").finding.obtained == "1920 layers"
+    assert ask("largest_parameters", [found], 14, "million").finding.obtained == "14.0 million"
+    ended = replace(found, search={**found.search, "high": 1920, "hit_upper_end": True})
+    assert {ask(rule, [ended], 14, "million").finding.verdict for rule in ("largest_found", "largest_parameters")} == {U}
+
+
+def test_samples_a_second_at_another_batch_than_the_baselines():
+    """152 in 2 s against 76 in 1.25 s."""
+    records = [step("eager", step_seconds=s, config={"batch_size": n}) for n, s in ((76, 1.25), (152, 1.0))]
+    records.append(step("delta", step_seconds=2.0, config={"batch_size": 152}))
+    asked = {"batch_size": 152, "baseline_batch_size": 76, "tolerance": 0.0}
+    result = ask("samples_per_second_ratio", records, 1, "x", **asked)
+    assert result.finding.obtained == "1.250 x (more than claimed)" and result.finding.verdict is R
+    assert ask("samples_per_second_ratio", records, 1.26, "x", **asked).finding.verdict is P
+    assert ask("samples_per_second_ratio", records[1:], 1, "x", **asked).finding.verdict is U
+
+
+def at_budget(nbytes, smallest=None):
+    record = step("delta", budget=str(nbytes))
+    record = replace(record, budget_bytes=nbytes)
+    told = {"infeasible": {"smallest_bytes": smallest, "message": "too small"}}
+    return record if smallest is None else replace(record, outcome=Outcome.PLAN_INFEASIBLE, predicted=told)
+
+
+def test_a_bound_is_met_by_a_plan_at_it_and_a_refusal_one_byte_below():
+    def verdict(*records):
+        return ask("meets_its_bound", list(records), "theoretical lower bound", "text").finding.verdict
+
+    assert verdict(at_budget(1000), at_budget(999, 1000)) is R
+    assert verdict(at_budget(1000, 1200), at_budget(999, 1000)) is N  # it names 1000 and has no plan there
+    assert verdict(at_budget(1000), at_budget(998, 1000)) is U  # not asked one byte below
+    assert verdict(at_budget(1000), at_budget(999)) is U  # nothing was refused
+    assert verdict(at_budget(999, 1000)) is U
 
 
 def test_a_table_of_methods_and_networks():

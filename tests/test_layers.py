@@ -12,7 +12,7 @@ from tapes import MAP, TOYS, buffer_writer, chain, diamond, inplace, multi_outpu
 
 from vramlab.capture import capture
 from vramlab.errors import Unsupported
-from vramlab.layers import Layer, articulation_points, check_needs, cuts_of, is_chain, layers_of
+from vramlab.layers import Layer, articulation_points, basic_layers, check_needs, cuts_of, feature_extraction, is_chain, layers_of
 from vramlab.tape import Phase, Role, Tape
 
 
@@ -43,6 +43,23 @@ def test_chain_by_hand():
         dx=dx1, W=(storage(tape, "conv1.weight"),), dW=(storage(tape, "conv1.weight.grad"),), workspace_bytes=7,
         consumers=(2,), shares_input=False)
     assert (mean.kind, mean.x, mean.dx, mean.backward_ops, mean.consumers) == ("pooling", loss, None, (3, 4), ())
+
+
+def test_basic_layers_count_forks():
+    """A diamond: stem, two branches, their sum and the loss's; the stem's map forks. A chain has no fork."""
+    assert basic_layers(chain(2)) == 3
+    tape = diamond()
+    assert basic_layers(tape) == len(layers_of(tape)) + 1
+
+
+def test_the_feature_extraction_ends_behind_the_last_convolution():
+    model = torchvision.models.alexnet(num_classes=3).eval()
+    captured = capture(model, lambda m, x: m(x).sum(), [torch.zeros(2, 3, 64, 64)])
+    layers = layers_of(captured.tape)
+    found = feature_extraction(layers)
+    assert found == layers[:len(found)] and [x.kind for x in found[-3:]] == ["activation", "pooling", "pooling"]
+    assert sum(x.kind == "convolution" for x in found) == 5 and not any(x.kind == "linear" for x in found)
+    assert feature_extraction(tuple(x for x in layers if x.kind == "linear")) == ()
 
 
 def test_batch_norm_has_its_counter_and_its_statistics():

@@ -442,7 +442,26 @@ claims:
                             "skipped": "takes a day on a CPU"}
     assert reasons(CUDA) == {"second": "this machine has 1 NVIDIA GPU(s)"}
     assert reasons(Host("sim:h100"))["train"] == "a simulated device trains nothing"
-    assert [(claim.id, reason) for claim, reason in expand(workflow, CPU).untestable_claims()] == [("b", "this machine has no NVIDIA GPU")]
+    assert expand(workflow, CPU).untestable_claims() == [("b", "this machine has no NVIDIA GPU")]
+
+
+def test_a_claim_over_several_experiments_and_claims_that_are_given_up(shelf):
+    text = BASE + """\
+experiments:
+  - {name: one}
+  - {name: two, targets: ["cuda:0"]}
+claims:
+  - {id: a, experiment: [one, two], rule: memory_saved_percent}
+untestable:
+  - {claims: [b, c], reason: no board of 2016 is at hand}
+"""
+    workflow = load(shelf, text)
+    assert [claim.experiments for claim in workflow.claims] == [("one", "two")]
+    assert expand(workflow, CPU).untestable_claims() == [(name, "no board of 2016 is at hand") for name in "bc"]
+    with pytest.raises(WorkflowError, match="there is no experiment 'tow'"):
+        load(shelf, text.replace("[one, two]", "[one, tow]"))
+    with pytest.raises(WorkflowError, match="is no method of experiment 'one'"):
+        load(shelf, text.replace("[one, two],", "[one, two], method: nobody,"))
 
 
 @pytest.mark.parametrize("line, problem", [

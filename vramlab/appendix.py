@@ -24,6 +24,7 @@ from vramlab.report.claims import DEFAULT_TOLERANCE, PaperClaim, expectation, lo
 from vramlab.report.facts import DATA, METRICS
 from vramlab.report.words import DASH, bytes_in_words, count_of, join_words
 from vramlab.workflow import Host, Plan, expand, load_workflow
+from vramlab.workflow_schema import Untestable
 
 APPENDIX_FILE = "artifact_appendix.md"
 HOSTS = {"cpu": Host(auto="cpu"), "gpu": Host(auto="cuda:0", cuda_devices=1)}
@@ -64,6 +65,8 @@ def render_appendix(root: Path) -> str:
     known = load_claims(library.report_files("claims.yaml"))
     return _template(root).render(
         version=__version__, claims=[row for by_host in plans.values() for row in _claim_rows(by_host, known)],
+        untestable=[{"claims": join_words(given_up.claims), "reason": given_up.reason} for by_host in plans.values()
+                    for given_up in _untestable(by_host["cpu"], known)],
         workflows=[_workflow_row(by_host) for by_host in plans.values()], methods=_methods(library), models=_models(library),
         data=DATA, metrics=METRICS, packages=_pinned(root), licence=_licence(root),
     )
@@ -95,14 +98,21 @@ def _claim_rows(plans: dict[str, Plan], known: dict[str, PaperClaim]) -> Iterato
         claim = known[request.id] if request.value is None else known[request.id].stated_as(request.value, request.rule)
         tolerance = DEFAULT_TOLERANCE if request.tolerance is None else request.tolerance
         yield ClaimRow(
-            id=claim.id, paper=f"{claim.system}, {claim.metric}", claimed=claim.in_words, experiment=request.experiment or "",
-            expected=expectation(request.rule, claim, tolerance), evidence=_evidence(plans["cpu"], request.experiment),
+            id=claim.id, paper=f"{claim.system}, {claim.metric}", claimed=claim.in_words, experiment=join_words(request.experiments),
+            expected=expectation(request.rule, claim, tolerance), evidence=_evidence(plans["cpu"], request.experiments),
             command=_command(plans["cpu"]), minutes=_minutes(plans), disk=_disk(plans))
 
 
-def _evidence(plan: Plan, experiment: str | None) -> str:
-    """Where the experiment's numbers come from."""
-    targets = {str(cell.config["target"]) for cell in plan.cells if cell.config["experiment"] == experiment}
+def _untestable(plan: Plan, known: dict[str, PaperClaim]) -> tuple[Untestable, ...]:
+    unknown = [name for given_up in plan.workflow.untestable for name in given_up.claims if name not in known]
+    if unknown:
+        raise ValueError(f"workflow {plan.workflow.name!r} names claim {unknown[0]!r}, which reports/claims.yaml does not have")
+    return plan.workflow.untestable
+
+
+def _evidence(plan: Plan, experiments: tuple[str, ...]) -> str:
+    """Where the experiments' numbers come from."""
+    targets = {str(cell.config["target"]) for cell in plan.cells if cell.config["experiment"] in experiments}
     simulated = sorted(target.removeprefix("sim:") for target in targets if target.startswith("sim:"))
     return f"simulated {join_words(simulated)}" if simulated and len(simulated) == len(targets) else "measured"
 

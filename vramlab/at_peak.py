@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vramlab.check import CheckedSchedule
+from vramlab.layers import feature_extraction, layers_of
 from vramlab.schedule import Compute, Free, Instruction, Prefetch, Recompute
 from vramlab.tape import Role, Storage, Tape
 
@@ -42,8 +43,33 @@ class AtPeak:
 
 def live_at_peak(checked: CheckedSchedule) -> AtPeak:
     """Account for every byte of the peak."""
-    tape, at = checked.tape, checked.peak_instruction
-    instructions = checked.schedule.instructions
+    tape = checked.tape
+    held, op, ran = _held_at_peak(checked)
+    by_layer = Counter[str]()
+    for storage in held:
+        by_layer[layer_of(tape, storage)] += storage.nbytes
+    roles = {str(role): sum(s.nbytes for s in held if s.role is role) for role in Role}
+    last = ran if op is None else op
+    return AtPeak(phase=str(tape.ops[last or 0].phase) if tape.ops else "", op=op,
+                  inside_op_bytes=checked.peak_bytes - sum(s.nbytes for s in held), by_role=roles, by_layer=dict(by_layer.most_common()))
+
+
+def feature_bytes_at_peak(checked: CheckedSchedule) -> int:
+    """What of the peak belongs to the feature extraction: its layers' maps, gradients and parameters, the step's inputs, and the inside
+    of the op where it is theirs. What an op of the backward makes is of the layer that it differentiates."""
+    tape, features = checked.tape, feature_extraction(layers_of(checked.tape))
+    theirs = {s for layer in features for s in (layer.x, layer.dx, *layer.auxiliary, *layer.W, *layer.dW, *layer.inputs)}
+    backward = {op for layer in features for op in layer.backward_ops}
+    ops = backward | {op for layer in features for op in layer.forward_ops}
+    held, op, _ = _held_at_peak(checked)
+    found = [s for s in held if s.id in theirs or tape.producer[s.id] in backward]
+    inside = checked.peak_bytes - sum(s.nbytes for s in held) if op in ops else 0
+    return sum(s.nbytes for s in found) + inside
+
+
+def _held_at_peak(checked: CheckedSchedule) -> tuple[list[Storage], int | None, int | None]:
+    """Live storages by id, the op that runs, and the last that ran before it."""
+    tape, at, instructions = checked.tape, checked.peak_instruction, checked.schedule.instructions
     live, ran = {s.id for s in tape.storages if s.at_start}, None
     for instruction in instructions[:at]:
         _apply(tape, instruction, live)
@@ -52,14 +78,7 @@ def live_at_peak(checked: CheckedSchedule) -> AtPeak:
     before = sum(tape.storages[s].nbytes for s in live)
     if before < checked.peak_bytes:  # the peak stands inside this instruction, not before it
         _apply(tape, instructions[at], live)
-    held = [tape.storages[s] for s in sorted(live)]
-    by_layer = Counter[str]()
-    for storage in held:
-        by_layer[layer_of(tape, storage)] += storage.nbytes
-    roles = {str(role): sum(s.nbytes for s in held if s.role is role) for role in Role}
-    last = ran if op is None else op
-    return AtPeak(phase=str(tape.ops[last or 0].phase) if tape.ops else "", op=op,
-                  inside_op_bytes=checked.peak_bytes - sum(s.nbytes for s in held), by_role=roles, by_layer=dict(by_layer.most_common()))
+    return [tape.storages[s] for s in sorted(live)], op, ran
 
 
 def layer_of(tape: Tape, storage: Storage) -> str:

@@ -292,6 +292,7 @@ def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping
             "tape_digest": facts.get("tape_digest"),
             "schedule_digest": facts.get("schedule_digest"),
             "bytes_by_role": facts.get("bytes_by_role"),
+            "basic_layers": facts.get("basic_layers"),
             "telemetry": dict(telemetry),
         },
         files={name: _sha256(draft.folder / name) for name in FILES if (draft.folder / name).is_file()},

@@ -31,6 +31,7 @@ _KINDS = {
     "_softmax": "softmax", "_log_softmax": "softmax", "nll_loss_forward": "loss", "nll_loss2d_forward": "loss", "mse_loss": "loss",
     "embedding": "embedding",
 }
+_OF_FEATURES = frozenset({"normalization", "activation", "pooling", "add", "concat"})  # behind the last convolution
 # Operators whose backward goes by another name.
 _BACKWARD_NAMES = {"threshold": "relu", "embedding_dense": "embedding", "nll_loss": "nll_loss_forward", "nll_loss2d": "nll_loss2d_forward"}
 
@@ -67,6 +68,22 @@ class Cut:
 def layers_of(tape: Tape) -> tuple[Layer, ...]:
     """The layers of a tape in forward order."""
     return _Derivation(tape).layers()
+
+
+def feature_extraction(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """The layers up to the last convolution, and what follows it of its kind; a network without convolutions has none. The rest is the
+    classifier."""
+    convolutions = [layer.id for layer in layers if layer.kind == "convolution"]
+    end = convolutions[-1] + 1 if convolutions else 0
+    while convolutions and end < len(layers) and layers[end].kind in _OF_FEATURES:
+        end += 1
+    return layers[:end]
+
+
+def basic_layers(tape: Tape) -> int:
+    """Layers as frameworks of layer graphs count them: every forward operator that makes a map, and a fork where several read one map."""
+    layers = layers_of(tape)
+    return len(layers) + sum(len(layer.consumers) > 1 for layer in layers)
 
 
 def cuts_of(tape: Tape) -> tuple[Cut, ...]:

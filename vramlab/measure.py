@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from vramlab.algorithms import Named, named_variants, names_of, under_variants
-from vramlab.at_peak import live_at_peak
+from vramlab.at_peak import feature_bytes_at_peak, live_at_peak
 from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
@@ -29,6 +29,7 @@ from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
 from vramlab.finder import BATCH, Found, described, find_largest, largest_within, trial, values_of
 from vramlab.gate import Side, deterministic, distance_between, run_gate
+from vramlab.layers import basic_layers
 from vramlab.link import make_link
 from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
@@ -217,6 +218,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
         "simulated_eager_peak_bytes": eager,
         "swap_vs_recompute": swap_against_recompute(tape, profile),
         "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role},
+        "basic_layers": basic_layers(tape),
     }
     if prepared is not None:
         facts["prepared"] = prepared.to_json()
@@ -307,7 +309,8 @@ def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, An
     op = getattr(at_peak, "op", None)
     live = live_at_peak(checked).to_json()
     found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op),
-                                 "peak_phase": live["phase"], "at_peak": live, "average_state_bytes": average_state_bytes(checked, trace)}
+                                 "peak_phase": live["phase"], "at_peak": live, "average_state_bytes": average_state_bytes(checked, trace),
+                                 "feature_bytes_at_peak": feature_bytes_at_peak(checked)}
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
 
 
@@ -337,7 +340,8 @@ def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             facts = make_plan(_under(spec, name), folder, None)
         print(f"{name}: planned", flush=True)
-        found[name] = ({"infeasible": facts["infeasible"]["message"]} if "infeasible" in facts
+        refusal = facts.get("infeasible")
+        found[name] = ({"infeasible": refusal["message"], "smallest_bytes": refusal["smallest_bytes"]} if refusal
                        else facts["predicted"] | {"swap_vs_recompute": facts["swap_vs_recompute"]})
     return found
 
@@ -351,10 +355,11 @@ def search_perturbed(spec: Spec, found: Mapping[str, Any]) -> dict[str, dict[str
         if largest is not None:
             near = {**search, "low": largest, "high": min(largest + search["step"], search["high"])}
             again = {**again, "config": {**again["config"], "search": near}}
-        answer = largest_by_simulation(again, "")["largest"]
-        if answer != largest:
-            answer = largest_by_simulation(_under(spec, name), "")["largest"]
-        answers[name] = {"infeasible": "nothing fits"} if answer is None else {"largest": answer}
+        answer = largest_by_simulation(again, "")
+        if answer["largest"] != largest:
+            answer = largest_by_simulation(_under(spec, name), "")
+        kept = {"largest": answer["largest"], "at_peak": answer["at_peak"]}
+        answers[name] = {"infeasible": "nothing fits"} if answer["largest"] is None else kept
     return answers
 
 

@@ -251,6 +251,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "workflow": workflow_to_json(plan) | {
             "description": plan.description,
             "claims": [claim.model_dump() for claim in plan.workflow.claims],
+            "untestable": [given_up.model_dump() for given_up in plan.workflow.untestable],
             "expected": plan.expected.model_dump(),
         },
         "run_id": plan.run_id,

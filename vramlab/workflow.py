@@ -27,7 +27,7 @@ from vramlab.workflow_layers import (
 )
 from vramlab.workflow_schema import (
     OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training,
-    WorkflowFile,
+    Untestable, WorkflowFile,
 )
 from vramlab.yaml_nodes import InvalidFile, Mark, Node, Problem, key_place, nearest, node_from, one_of, plain, raise_problems, read_yaml
 
@@ -57,6 +57,11 @@ class Workflow:
         """As written; `experiment` filled in where there is only one."""
         only = own_experiments(self.root)[0].value["name"].value
         return tuple(Claim(**{"experiment": only, **plain(node)}) for node in _children(self.root, "claims"))
+
+    @cached_property
+    def untestable(self) -> tuple[Untestable, ...]:
+        """What the file says that nothing here can decide."""
+        return tuple(Untestable(**plain(node)) for node in _children(self.root, "untestable"))
 
 
 def load_workflow(name: str, library: Library, overrides: Iterable[str] = ()) -> Workflow:
@@ -264,24 +269,32 @@ def _check_names(root: Node) -> Iterator[Problem]:
         seen.setdefault(name.value, name)
     for claim in _children(root, "claims"):
         experiment = claim.get("experiment")
-        if experiment is not None and isinstance(experiment.value, str) and experiment.value not in seen:
-            yield Problem(experiment.mark, f"there is no experiment {shown(experiment.value)}; there are {one_of(seen)}"
-                                           f"{nearest(experiment.value, seen)}")
+        for named in _names_in(experiment):
+            if named.value not in seen:
+                yield Problem(named.mark, f"there is no experiment {shown(named.value)}; there are {one_of(seen)}"
+                                          f"{nearest(named.value, seen)}")
         if experiment is None and len(seen) > 1 and isinstance(claim.value, dict):
             yield Problem(claim.mark, f"key 'experiment' is missing; there are {one_of(seen)}")
 
 
+def _names_in(node: Node | None) -> list[Node]:
+    """Of one name or a list of names, those that are text."""
+    named = [] if node is None else node.items() if isinstance(node.value, list) else [node]
+    return [name for name in named if isinstance(name.value, str)]
+
+
 def _check_claims(root: Node, experiments: Mapping[str, Merged]) -> Iterator[Problem]:
-    """A claim's method and baseline are methods of its experiment, called as the workflow calls them."""
+    """A claim's method and baseline are methods of its experiments, called as the workflow calls them."""
     for claim in _children(root, "claims"):
-        named = claim.get("experiment")
-        merged = experiments.get(str(plain(named))) if named else next(iter(experiments.values()), None)
-        methods = [names_of(entry)[0] for entry in _children(merged.node, "methods") if names_of(entry)] if merged else []
-        for key in ("method", "baseline"):
-            node = claim.get(key)
-            if methods and node is not None and isinstance(node.value, str) and node.value not in methods:
-                yield Problem(node.mark, f"{key}: {shown(node.value)} is no method of experiment {merged.name!r}; there are "
-                                         f"{one_of(methods)}{nearest(node.value, methods)}")
+        named = _names_in(claim.get("experiment"))
+        of_claim = [experiments[n.value] for n in named if n.value in experiments] if named else list(experiments.values())[:1]
+        for merged in of_claim:
+            methods = [names_of(entry)[0] for entry in _children(merged.node, "methods") if names_of(entry)]
+            for key in ("method", "baseline"):
+                node = claim.get(key)
+                if methods and node is not None and isinstance(node.value, str) and node.value not in methods:
+                    yield Problem(node.mark, f"{key}: {shown(node.value)} is no method of experiment {merged.name!r}; there are "
+                                             f"{one_of(methods)}{nearest(node.value, methods)}")
 
 
 def _check_overrides(root: Node, overrides: Sequence[Override]) -> Iterator[Problem]:
@@ -360,12 +373,13 @@ class Plan:
         """The same cells of the same workflow are the same run."""
         return hash_config({"workflow": self.workflow.name, "cells": sorted(cell.cell_id for cell in self.cells)})[:10]
 
-    def untestable_claims(self) -> list[tuple[Claim, str]]:
-        """Claims whose experiment has no cell here, each with the reason."""
+    def untestable_claims(self) -> list[tuple[str, str]]:
+        """Claims whose experiments have no cell here, and those that the workflow itself gives up, each with the reason."""
         covered = {cell.config["experiment"] for cell in self.cells}
         reasons = {out.experiment: out.reason for out in self.left_out}
-        return [(claim, reasons.get(claim.experiment, "nothing of it can run here"))
-                for claim in self.workflow.claims if claim.experiment not in covered]
+        found = [(claim.id, next((reasons[e] for e in claim.experiments if e in reasons), "nothing of it can run here"))
+                 for claim in self.workflow.claims if covered.isdisjoint(claim.experiments)]
+        return found + [(name, given_up.reason) for given_up in self.workflow.untestable for name in given_up.claims]
 
     def is_expected(self, kind: str, outcome: Outcome) -> bool:
         """Whether a cell may come to this without the run having failed."""

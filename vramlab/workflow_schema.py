@@ -19,7 +19,9 @@ KINDS = ("step", "train", "max_batch")
 CLAIM_RULES = (
     "memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first", "fits", "fastest_of_all",
     "average_memory_saved_percent", "average_maps_saved_percent", "memory_ratio", "slowdown_percent", "step_time_ratio", "peak_bytes",
-    "step_time", "images_per_second", "speedup_on_devices", "max_depth_ratio",
+    "step_time", "images_per_second", "speedup_on_devices", "max_depth_ratio", "performance_loss_percent", "throughput_percent",
+    "feature_share_percent",
+    "extra_forwards", "largest_found", "largest_parameters", "samples_per_second_ratio", "meets_its_bound",
 )
 
 
@@ -145,15 +147,28 @@ class Claim(Strict):
 
     id: str
     rule: Literal[CLAIM_RULES]
-    experiment: str | None = None
+    experiment: str | list[str] | None = None  # several: one verdict over all of them
     method: str | None = None  # as the workflow calls it: its label, else its name
     baseline: str | None = None
     budget: Annotated[Any, AfterValidator(_check_budget)] = None  # absent = the smallest that was kept
     batch_size: Count | None = None
+    baseline_batch_size: Count | None = None  # absent = the method's own
     devices: Count | None = None
     value: Annotated[Any, AfterValidator(_check_claimed)] = None  # the paper's; absent = as the claim's data says
     tolerance: Annotated[float, Field(ge=0)] | None = None
     note: str | None = None
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """Those that the verdict is drawn from."""
+        return tuple(self.experiment) if isinstance(self.experiment, list) else () if self.experiment is None else (self.experiment,)
+
+
+class Untestable(Strict):
+    """Claims of the paper that nothing here can decide, and why."""
+
+    claims: Annotated[list[str], Field(min_length=1)]
+    reason: str
 
 
 class Settings(Strict):
@@ -217,6 +232,7 @@ class WorkflowFile(Settings):
     label: str | None = None  # "quick": said wherever the run is named
     experiments: Annotated[list[Experiment], Field(min_length=1)] | None = None
     claims: list[Claim] = []
+    untestable: list[Untestable] = []
     when: FileWhens | None = None
     expected: Expected | None = None
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from vramlab.layers import Layer, layers_of
+from vramlab.layers import Layer, feature_extraction, layers_of
 from vramlab.tape import Phase, Role, Tape
 
 IN_PLACE = frozenset({"activation"})  # nothing to offload there
 SMALL = frozenset({"activation", "softmax", "loss"})  # vDNN++ starts no prefetch in their backward
-FEATURES = frozenset({"normalization", "activation", "pooling", "add", "concat"})
 WITH_MAPS_OF_ITS_OWN = frozenset({"pooling", "dropout"})  # the indices of a pooling, the mask of a dropout
 
 
@@ -40,7 +39,7 @@ def moves_of(tape: Tape, policy: str) -> Moves:
 def _leaving(tape: Tape, layers: tuple[Layer, ...], policy: str) -> dict[int, tuple[int, int]]:
     """Storage -> (layer that it is the input of, forward op with which its copy starts)."""
     found: dict[int, tuple[int, int]] = {}
-    for layer in managed(layers):
+    for layer in feature_extraction(layers):  # the classifier behind it keeps its maps
         if policy == "none" or layer.kind in IN_PLACE or (policy == "conv" and layer.kind != "convolution"):
             continue
         for s in layer.inputs:
@@ -51,15 +50,6 @@ def _leaving(tape: Tape, layers: tuple[Layer, ...], policy: str) -> dict[int, tu
             if _returns(tape, s) and _last_forward_reader(tape, s) is None:
                 found[s] = layer.id, _next_forward_op(tape, layer.forward_ops[-1])
     return dict(sorted(found.items()))
-
-
-def managed(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Feature extraction: up to the last convolution, and what follows it of its kind. The classifier behind it keeps its maps."""
-    convolutions = [layer.id for layer in layers if layer.kind == "convolution"]
-    end = convolutions[-1] + 1 if convolutions else 0
-    while convolutions and end < len(layers) and layers[end].kind in FEATURES:
-        end += 1
-    return layers[:end]
 
 
 def _returns(tape: Tape, s: int) -> bool:

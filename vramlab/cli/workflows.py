@@ -110,8 +110,8 @@ def _title(plan: Plan, cell_id: str) -> str:
 def _print_untestable(plan: Plan) -> None:
     for out in plan.left_out:
         print(f"left out: {out.experiment} on {out.target}: {out.reason}")
-    for claim, reason in plan.untestable_claims():
-        print(f"not testable here: claim {claim.id}: {reason}")
+    for name, reason in plan.untestable_claims():
+        print(f"not testable here: claim {name}: {reason}")
 
 
 def _result_to_json(plan: Plan, result: Result, report: Path) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _dry_run(plan: Plan, results: Path, as_json: bool) -> int:
         print_json(plan_to_json(plan) | {
             "run_folder": str(run.folder), "done": sorted(done), "minutes_left": None if seconds is None else seconds / 60,
             "disk_bytes": plan.expected.disk_bytes, "disk_free_bytes": _free_bytes(results),
-            "untestable_claims": [{"id": claim.id, "reason": reason} for claim, reason in plan.untestable_claims()],
+            "untestable_claims": [{"id": name, "reason": reason} for name, reason in plan.untestable_claims()],
         })
         return exit_code
     label = f" ({plan.label})" if plan.label else ""

@@ -1,13 +1,16 @@
 """Verdicts on claims of papers, each by a stated rule from the records of a run.
 
 A workflow lists what it tests: `claims: [{id, rule, experiment, method, baseline, value, tolerance}]`; what the paper says
-stands in reports/claims.yaml under that id. Five rules, and those of vramlab/report/headlines.py for what papers' headlines state:
+stands in reports/claims.yaml under that id. The rules of this file, and those of vramlab/report/headlines.py for what papers' headlines state:
 
     memory_saved_percent  1 - smallest peak of the method / peak of the baseline, over the budgets that the method kept
     max_batch_ratio       largest batch (or depth, ...) of the method / that of the baseline
     overhead_percent      time ratio to eager - 1, at the smallest peak that the method kept
     training_equal        loss, gradient norm and accuracy equal eager's at every step
     swap_not_first        share of storages that are cheaper to recompute than to swap: above zero, swapping is not always first
+    fits                  a network of the claimed size has a plan within the budget
+    meets_its_bound       a plan at the smallest budget that refusals name, none one byte below
+    fastest_of_all        share of cells in which no other planner has a faster step
 
 Grading is the same for every number. *reproduced*: within the claimed value or range widened by `tolerance`, a share of
 the claimed value. *partly*: at least half of a claimed benefit, or at most twice a claimed cost (counted from 0 %, or from a
@@ -32,7 +35,7 @@ from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Verdict
 from vramlab.report import sensitivity
 from vramlab.report.headlines import HEADLINES, SCALES, Answer, searched
-from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, smallest_peaks
+from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, size_of_network, smallest_peaks
 from vramlab.report.words import (
     DASH, bytes_in_words, is_simulated, join_words, significant, simulated_ratio, span_in_words, target_in_words,
 )
@@ -135,9 +138,10 @@ def judge(requests: Sequence[Mapping[str, Any]], run: Run, known: Mapping[str, P
 
 def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperClaim]) -> ClaimResult:
     told = ""
-    claim, rule, experiment = known.get(request["id"]), str(request.get("rule", "")), request.get("experiment")
+    claim, rule, named = known.get(request["id"]), str(request.get("rule", "")), request.get("experiment")
+    experiments = named if isinstance(named, list) else [named] if named else []
     tolerance = DEFAULT_TOLERANCE if request.get("tolerance") is None else float(request["tolerance"])
-    chosen = [r for r in run.records if experiment is None or r.config.get("experiment") == experiment]
+    chosen = [r for r in run.records if not experiments or r.config.get("experiment") in experiments]
     if claim and request.get("value") is not None:
         claim = claim.stated_as(request["value"], rule)
     if claim is None:
@@ -145,7 +149,7 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
     elif rule not in RULES:
         finding = _untestable(f"there is no rule {rule!r}; there are {join_words(RULES)}")
     elif not chosen:
-        finding = _untestable(f"no cell of experiment {experiment!r} has a record")
+        finding = _untestable(f"no cell of experiment {join_words(map(repr, experiments))} has a record")
     else:
         def ask(records: Sequence[RunRecord]) -> Finding:
             return _apply(rule, Question(request, claim, tolerance, records, run.label))
@@ -153,7 +157,7 @@ def _judge_one(request: Mapping[str, Any], run: Run, known: Mapping[str, PaperCl
         finding, told = _under_perturbation(ask(chosen), ask, chosen)
     hardware = join_words(sorted({target_in_words(r.config, run.environment_of(r)) for r in finding.evidence})) or DASH
     return ClaimResult(id=request["id"], claim=claim, rule=rule, tolerance=tolerance, finding=finding, hardware=hardware,
-                       experiment=str(experiment or ""), note=str(request.get("note") or ""), sensitivity=told)
+                       experiment=join_words(experiments), note=str(request.get("note") or ""), sensitivity=told)
 
 
 def _under_perturbation(finding: Finding, ask: Callable[[Sequence[RunRecord]], Finding],
@@ -178,6 +182,7 @@ class Question:
                  label: Callable[[RunRecord], str]) -> None:
         self.claim, self.tolerance, self.records, self.label = claim, tolerance, records, label
         self._only = {key: request[key] for key in ("budget", "batch_size", "devices") if request.get(key) is not None}
+        self.baseline_batch_size: int | None = request.get("baseline_batch_size")
         self.baseline = str(request.get("baseline") or "eager")
         self.method = request.get("method") or self._find_method()
 
@@ -195,7 +200,9 @@ class Question:
 
     def of_baseline(self, like: RunRecord) -> RunRecord | None:
         """The baseline's record for the same step on the same target, None when there is none that counts."""
-        found = [r for r in self._of(self.baseline, like.kind) if comparison_key(r) == comparison_key(like) and is_sound(r)]
+        size = self.baseline_batch_size
+        wanted = comparison_key(like if size is None else replace(like, config={**like.config, "batch_size": size}))
+        found = [r for r in self._of(self.baseline, like.kind) if comparison_key(r) == wanted and is_sound(r)]
         return found[0] if found else None
 
     def _of(self, method: str | None, kind: str) -> list[RunRecord]:
@@ -235,22 +242,37 @@ def _apply(rule: str, question: Question) -> Finding:
     return finding
 
 
-def _grade_points(question: Question, points: Sequence[Point], rule: str, *, what: str, missing: str) -> Finding:
-    """A verdict over all models, batches and targets: all must agree for *reproduced*, none may for *not reproduced*."""
+def _grade_points(question: Question, points: Sequence[Point], rule: str, *, what: str, missing: str,
+                  refused: Sequence[RunRecord] = ()) -> Finding:
+    """A verdict over all models, batches and targets: all must agree for *reproduced*, none may for *not reproduced*. A step that the
+    method has no plan for, at any of its budgets, does not agree."""
     measured = [p for p in points if not p.is_simulated]
     used = measured or list(points)
     if not used:
         return _untestable(missing)
-    verdicts = [question.grade(p.value, rule) for p in used]
+    verdicts = [question.grade(p.value, rule) for p in used] + [Verdict.NOT_REPRODUCED] * len(refused)
     verdict = verdicts[0] if len(set(verdicts)) == 1 else Verdict.PARTLY
     unit, decimals = _unit_of(rule, question.claim)
-    records = dict.fromkeys(r.cell_id for p in used for r in (p.record, p.baseline) if r)
-    by_id = {r.cell_id: r for p in used for r in (p.record, p.baseline) if r}
+    by_id = {r.cell_id: r for r in (*(r for p in used for r in (p.record, p.baseline) if r), *refused)}
+    also = f"; refused: {join_words(f'{_step_in_words(r)} ({r.message})' for r in refused)}" if refused else ""
     return Finding(
-        verdict=verdict, is_simulated=not measured, baseline=question.baseline, evidence=tuple(by_id[i] for i in records),
-        obtained=span_in_words([p.value for p in used], unit, decimals) + question.beyond(max(p.value for p in used)),
-        explanation=f"{what}{_also_simulated(measured, points, unit, decimals)}",
+        verdict=verdict, is_simulated=not measured, baseline=question.baseline, evidence=tuple(by_id.values()),
+        obtained=span_in_words([p.value for p in used], unit, decimals) + question.beyond(max(p.value for p in used))
+        + (f", {len(refused)} refused" if refused else ""),
+        explanation=f"{what}{_also_simulated(measured, points, unit, decimals)}{also}",
     )
+
+
+def _step_in_words(record: RunRecord) -> str:
+    return f"{record.config['model']} at batch {record.config['batch_size']}"
+
+
+def _refused_steps(question: Question) -> list[RunRecord]:
+    """One simulated refusal for each step and target for which the method has no plan at any of its budgets."""
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for r in question.of_method("step"):
+        groups.setdefault(comparison_key(r), []).append(r)
+    return [group[0] for group in groups.values() if all(r.outcome is Outcome.PLAN_INFEASIBLE and is_simulated(r) for r in group)]
 
 
 def _unit_of(rule: str, claim: PaperClaim) -> tuple[str, int]:
@@ -384,17 +406,48 @@ def swap_not_first(question: Question) -> Finding:
 
 
 def fits(question: Question) -> Finding:
-    """The method has a plan for the step within the budget, as the paper says that the network can be trained at all. It is reproduced
-    by a sound cell and not reproduced by a refused one."""
-    sound = [r for r in question.of_method("step") if is_sound(r) and peak_of(r)[0]]
+    """The method has a plan for the step within the budget, as the paper says that a network of so many layers or parameters can be
+    trained at all. It is reproduced by a sound cell of a network of at least that size, less the tolerance; partly by one of a smaller
+    network; not reproduced where the method refuses."""
+    sound = [r for r in question.of_method("step") if is_sound(r) and peak_of(r)[0] and r.config.get("budget") is not None]
     refused = [r for r in question.of_method("step") if r.outcome in (Outcome.PLAN_INFEASIBLE, Outcome.OOM)]
+    sizes = [size_of_network(r, question.claim.unit) for r in sound]
     if not sound and not refused:
         return _untestable(f"no cell of {question.method} came to a plan or to a refusal")
-    verdict = Verdict.PARTLY if sound and refused else Verdict.REPRODUCED if sound else Verdict.NOT_REPRODUCED
-    told = [f"{r.config['model']} at batch {r.config['batch_size']} holds {bytes_in_words(peak_of(r)[0])}" for r in sound]
-    return Finding(verdict=verdict, obtained=join_words([*(["fits"] if sound else []), *(["does not fit"] if refused else [])]),
+    if question.claim.bounds is None or None in sizes:
+        return _untestable(f"no record says how many {question.claim.unit} the network has")
+    least = question.claim.bounds[0] * (1 - question.tolerance)
+    is_whole = bool(sizes) and min(sizes) >= least and not refused
+    verdict = Verdict.REPRODUCED if is_whole else Verdict.PARTLY if sound else Verdict.NOT_REPRODUCED
+    told = [f"{_step_in_words(r)} has {size:,.4g} {question.claim.unit} and holds {bytes_in_words(peak_of(r)[0])}"
+            for r, size in zip(sound, sizes)]
+    fitting = [f"{span_in_words(sizes, question.claim.unit, 1)} fit"] if sound else []
+    return Finding(verdict=verdict, obtained=join_words([*fitting, *(["does not fit"] if refused else [])]),
                    is_simulated=all(is_simulated(r) for r in sound or refused), baseline=DASH, evidence=tuple(sound or refused),
                    explanation="; ".join([*told, *(r.message for r in refused)]))
+
+
+def meets_its_bound(question: Question) -> Finding:
+    """The smallest budget that the method's refusals name has a plan, and one byte less is refused. Simulated only; several sets of
+    options under one name are several questions."""
+    groups: dict[str, list[RunRecord]] = {}
+    for r in question.of_method("step"):
+        if is_simulated(r) and r.budget_bytes:
+            groups.setdefault(f"{comparison_key(r)} {r.config['options']}", []).append(r)
+    met, told, evidence = [], [], []
+    for group in groups.values():
+        at = {r.budget_bytes: r for r in group}
+        named = [n for r in group if (n := (r.predicted.get("infeasible") or {}).get("smallest_bytes"))]
+        if named and {min(named), min(named) - 1} <= set(at):
+            pair = at[min(named)], at[min(named) - 1]
+            met.append(is_sound(pair[0]) and pair[1].outcome is Outcome.PLAN_INFEASIBLE)
+            told.append(f"{_step_in_words(pair[0])}: {min(named):,} bytes {'have a plan' if is_sound(pair[0]) else 'have none'}")
+            evidence += pair
+    if not met:
+        return _untestable(f"{question.method} was not asked at the smallest budget that it names and one byte below")
+    verdict = Verdict.REPRODUCED if all(met) else Verdict.PARTLY if any(met) else Verdict.NOT_REPRODUCED
+    return Finding(verdict=verdict, obtained=f"met in {sum(met)} of {len(met)} cases", is_simulated=True, baseline=DASH,
+                   explanation="; ".join(told), evidence=tuple(evidence))
 
 
 def fastest_of_all(question: Question) -> Finding:
@@ -432,16 +485,17 @@ def _graded(points_of: Callable[[Question], Answer]) -> Callable[[Question], Fin
     @wraps(points_of)
     def rule(question: Question) -> Finding:
         answer = points_of(question)
-        if not answer.points and (refused := [r for r in question.of_method("step") if r.outcome is Outcome.PLAN_INFEASIBLE]):
-            return Finding(verdict=Verdict.NOT_REPRODUCED, obtained="refused", is_simulated=all(map(is_simulated, refused)),
+        refused = _refused_steps(question)
+        if not answer.points and refused:
+            return Finding(verdict=Verdict.NOT_REPRODUCED, obtained="refused", is_simulated=True,
                            baseline=question.baseline, explanation=refused[0].message, evidence=tuple(refused))
-        return _grade_points(question, answer.points, points_of.__name__, what=answer.what, missing=answer.missing)
+        return _grade_points(question, answer.points, points_of.__name__, what=answer.what, missing=answer.missing, refused=refused)
     return rule
 
 
 RULES: dict[str, Callable[[Question], Finding]] = {
     rule.__name__: rule for rule in (memory_saved_percent, max_batch_ratio, overhead_percent, training_equal, swap_not_first, fits,
-                                     fastest_of_all, *map(_graded, HEADLINES))
+                                     meets_its_bound, fastest_of_all, *map(_graded, HEADLINES))
 }
 
 
@@ -454,7 +508,9 @@ def expectation(rule: str, claim: PaperClaim, tolerance: float) -> str:
     if rule == "fastest_of_all":
         return f"the fastest step in at least {100 * (1 - tolerance):g} % of cells"
     if rule == "fits":
-        return "a plan within the budget"
+        return f"a plan within the budget for {100 * (1 - tolerance):g} % of {claim.in_words} at least"
+    if rule == "meets_its_bound":
+        return "a plan at the smallest budget that it names, and none one byte below"
     if rule not in SCALES or claim.bounds is None:
         raise ValueError(f"rule {rule!r} and claim {claim.id!r} do not go together")
     low, high = claim.bounds

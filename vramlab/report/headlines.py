@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Mapping, Sequence
 
 from vramlab.finder import BATCH
 from vramlab.record import RunRecord
-from vramlab.report.points import Point, baseline_peak, is_sound, peak_of, smallest_peaks
+from vramlab.report.points import BYTES_OF_A_PARAMETER, Point, baseline_peak, is_sound, peak_of, smallest_peaks
 from vramlab.report.words import is_simulated, join_words
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ SCALES: Mapping[str, Scale] = {
     "memory_ratio": Scale(unit="x", decimals=2, no_effect=1.0, is_floor=True), "slowdown_percent": COST,
     "step_time_ratio": Scale(unit="x", decimals=2, no_effect=1.0, kind="cost"), "max_depth_ratio": RATIO, "speedup_on_devices": RATIO,
     "peak_bytes": AMOUNT, "step_time": AMOUNT, "images_per_second": AMOUNT,
+    "performance_loss_percent": COST, "throughput_percent": PERCENT, "feature_share_percent": Scale(unit="%", kind="amount"),
+    "extra_forwards": Scale(unit="layers", decimals=0, kind="amount"), "largest_found": Scale(decimals=0, kind="amount"),
+    "largest_parameters": Scale(unit="million", kind="amount"),
+    "samples_per_second_ratio": Scale(unit="x", decimals=3, is_floor=True),
 }
 
 
@@ -120,6 +124,21 @@ def slowdown_percent(question: Question) -> Answer:
                   f"no simulated cells of {question.method} and {question.baseline} for the same step have times")
 
 
+def performance_loss_percent(question: Question) -> Answer:
+    """1 - step time of the baseline on the same device with enough memory / that of the method: the loss of throughput, at the smallest
+    peak that the method kept. Simulated only."""
+    return Answer([Point(100 * (1 - 1 / ratio), record, base, True) for ratio, record, base in _time_ratios(question)],
+                  f"throughput that {question.method} loses against {question.baseline} on the same device with enough memory",
+                  f"no simulated cells of {question.method} and {question.baseline} for the same step have times")
+
+
+def throughput_percent(question: Question) -> Answer:
+    """Step time of the baseline on the same device with enough memory / that of the method. Simulated only."""
+    return Answer([Point(100 / ratio, record, base, True) for ratio, record, base in _time_ratios(question)],
+                  f"throughput of {question.method} against {question.baseline} on the same device with enough memory",
+                  f"no simulated cells of {question.method} and {question.baseline} for the same step have times")
+
+
 def step_time_ratio(question: Question) -> Answer:
     """Step time of the method / that of the baseline on the same device with enough memory. Simulated only."""
     return Answer([Point(ratio, record, base, True) for ratio, record, base in _time_ratios(question)],
@@ -150,11 +169,41 @@ def step_time(question: Question) -> Answer:
                   f"no simulated cell of {question.method} has a step time{_in_unit(question, per_unit)}")
 
 
+def feature_share_percent(question: Question) -> Answer:
+    """Share of the peak that belongs to the feature extraction: layers up to the last convolution and what follows it of its kind, with
+    their maps, gradients, parameters and workspace, and the batch. Simulated only."""
+    points = [Point(100 * r.predicted["feature_bytes_at_peak"] / peak_of(r)[0], r, None, True) for r in smallest_peaks(question)
+              if is_simulated(r) and r.predicted.get("feature_bytes_at_peak")]
+    return Answer(points, f"share of the peak of {question.method} in layers of the feature extraction",
+                  f"no simulated cell of {question.method} says what of its peak belongs to which layers")
+
+
+def extra_forwards(question: Question) -> Answer:
+    """Operators that the step runs a second time, or more, at the smallest peak that the method kept. Simulated only."""
+    points = [Point(r.predicted["recomputes"], r, None, True) for r in smallest_peaks(question)
+              if is_simulated(r) and r.predicted.get("recomputes") is not None]
+    return Answer(points, f"forward operators that {question.method} runs again", f"no simulated cell of {question.method} has a plan")
+
+
 def images_per_second(question: Question) -> Answer:
     """Batch size / step time at the smallest peak that the method kept at that batch. Simulated only."""
     points = [Point(r.config["batch_size"] / r.predicted["step_seconds"], r, None, True) for r in smallest_peaks(question)
               if is_simulated(r) and r.predicted.get("step_seconds")]
     return Answer(points, f"samples a second of {question.method}", f"no simulated cell of {question.method} has a step time")
+
+
+def samples_per_second_ratio(question: Question) -> Answer:
+    """Samples a second of the method at its batch / those of the baseline at the batch that the claim names for it. Simulated only."""
+    pairs = [(r, base) for r in smallest_peaks(question) if is_simulated(r) and (base := question.of_baseline(r))]
+    points = [Point(_rate(record) / _rate(base), record, base, True) for record, base in pairs]
+    told = "; ".join(f"{_rate(r):.1f} a second at batch {r.config['batch_size']} against {_rate(base):.1f} at {base.config['batch_size']}"
+                     for r, base in pairs)
+    return Answer(points, f"samples of {question.method} against {question.baseline}: {told}",
+                  f"no simulated cells of {question.method} and {question.baseline} at these batches have times")
+
+
+def _rate(record: RunRecord) -> float:
+    return record.config["batch_size"] / record.predicted["step_seconds"]
 
 
 def _per_unit(question: Question, units: Mapping[str, float]) -> float | None:
@@ -179,6 +228,23 @@ def max_depth_ratio(question: Question) -> Answer:
     answer = searched(question, "depth")
     told = "; ".join(f"{p.record.search['largest']} layers against {p.baseline.search['largest']}" for p in answer.points)
     return Answer(answer.points, f"deepest network: {told}", answer.missing)
+
+
+def largest_found(question: Question) -> Answer:
+    """The largest batch, depth or other value that a search of the method found, where it did not end at its own limit."""
+    ended = [r for r in question.of_method("max_batch") if is_sound(r) and r.search.get("largest")]
+    points = [Point(r.search["largest"], r, None, True) for r in ended if r.search["largest"] != r.search.get("high")]
+    told = join_words(dict.fromkeys(r.search.get("over", BATCH) for r in ended))
+    return Answer(points, f"largest {told} of {question.method}", f"no search of {question.method} came to an end below its own limit")
+
+
+def largest_parameters(question: Question) -> Answer:
+    """Parameters of the largest network that a search of the method found, in millions of 4 bytes."""
+    points = [Point(r.search["at_peak"]["by_role"]["parameter"] / BYTES_OF_A_PARAMETER / 1e6, r, None, True)
+              for r in question.of_method("max_batch") if is_sound(r) and r.search.get("at_peak") and not r.search.get("hit_upper_end")]
+    told = "; ".join(f"{p.record.search['over']} {p.record.search['largest']}" for p in points)
+    return Answer(points, f"parameters at the largest {told} of {question.method}",
+                  f"no search of {question.method} came to an end below its own limit")
 
 
 def searched(question: Question, over: str | None = None) -> Answer:
@@ -207,4 +273,5 @@ def searched(question: Question, over: str | None = None) -> Answer:
 
 
 HEADLINES = (average_memory_saved_percent, average_maps_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes,
-             step_time, images_per_second, speedup_on_devices, max_depth_ratio)
+             step_time, images_per_second, speedup_on_devices, max_depth_ratio, performance_loss_percent, throughput_percent,
+             feature_share_percent, extra_forwards, largest_found, largest_parameters, samples_per_second_ratio)

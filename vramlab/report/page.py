@@ -41,7 +41,8 @@ def render(run_dir: str | Path, collections: tuple[Path, ...] = ()) -> Path:
 
 def page(run: Run, library: Library) -> str:
     """The page as text."""
-    claims = judge(run.workflow.get("claims") or (), run, load_claims(library.report_files("claims.yaml")))
+    known = load_claims(library.report_files("claims.yaml"))
+    claims = judge(run.workflow.get("claims") or (), run, known)
     telemetry, telemetry_missing = load_telemetry(run)
     evidence = Evidence(run=run, claims=claims, telemetry=telemetry, telemetry_missing=telemetry_missing, root=built_in_collection(),
                         papers=_papers(run, library))
@@ -53,6 +54,8 @@ def page(run: Run, library: Library) -> str:
     return _environment(reports).get_template("report.html.j2").render(
         run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
         summary=summarise(run, claims), claims=[_claim(run, result) for result in claims], rules=_rules(claims),
+        untestable=[{"reason": g["reason"], "claims": [_given_up(known, name) for name in g["claims"]]}
+                    for g in run.workflow.get("untestable") or ()],
         tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),
         notes={key: found.note for key, found in figures.items()}, telemetry=_telemetry(run, telemetry, telemetry_missing),
         checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), environments=_environments(evidence),
@@ -104,6 +107,10 @@ def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
         "rule": result.rule, "sensitivity": result.sensitivity,
         "evidence": [(_name(run, r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
     }
+
+
+def _given_up(known: Mapping[str, PaperClaim], name: str) -> str:
+    return f"{name}: {_statement(known[name])}, {known[name].in_words}" if name in known else f"{name}: unknown claim"
 
 
 def _name(run: Run, record: RunRecord) -> str:

@@ -13,6 +13,8 @@ from vramlab.report.words import is_simulated
 if TYPE_CHECKING:
     from vramlab.report.claims import Question
 
+BYTES_OF_A_PARAMETER = 4  # float32, autocast or not
+
 
 @dataclass(frozen=True)
 class Point:
@@ -50,6 +52,18 @@ def smallest_peaks(question: Question) -> list[RunRecord]:
         if is_sound(record) and peak_of(record)[0]:
             groups[comparison_key(record)].append(record)
     return [min(group, key=lambda r: peak_of(r)[0]) for group in groups.values()]
+
+
+def size_of_network(record: RunRecord, unit: str) -> float | None:
+    """In `layers` (operators that make a map, and forks, as SuperNeurons' code counts them) or `million` parameters of 4 bytes; None in
+    another unit, or where the record does not say."""
+    provenance = record.provenance
+    if unit == "layers":
+        return provenance.get("basic_layers")
+    if unit == "million":
+        parameters = (provenance.get("bytes_by_role") or {}).get("parameter")
+        return None if parameters is None else parameters / BYTES_OF_A_PARAMETER / 1e6
+    return None
 
 
 def baseline_peak(question: Question, record: RunRecord) -> tuple[int | None, RunRecord | None, bool]:

@@ -28,7 +28,8 @@ def perturbed(record: RunRecord, perturbation: str) -> RunRecord:
         return record
     found = _block(record)[perturbation]
     if "infeasible" in found:
-        return replace(record, outcome=Outcome.PLAN_INFEASIBLE, message=found["infeasible"], predicted={})
+        return replace(record, outcome=Outcome.PLAN_INFEASIBLE, message=found["infeasible"],
+                       predicted={"infeasible": {"smallest_bytes": found.get("smallest_bytes"), "message": found["infeasible"]}})
     if record.kind == "step":
         return replace(record, outcome=Outcome.OK, predicted={**record.predicted, **found})
     return replace(record, outcome=Outcome.OK, search={**record.search, **found})
