@@ -6,10 +6,11 @@ import gzip
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from vramlab.cell import run_cell
+from vramlab.cell import _judge_peak, run_cell
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import PERTURBATIONS, load_profile
 from vramlab.record import Outcome, RunRecord, Truth, hash_config
@@ -67,6 +68,25 @@ def test_an_unreachable_budget_is_an_outcome_with_the_smallest_that_can_be_reach
     smallest = record.predicted["infeasible"]["smallest_bytes"]
     assert smallest > record.budget_bytes and str(f"{smallest:,}") in record.message
     assert record.measured["peak_bytes"] is None and "smallest" in record.missing["measured.peak_bytes"]
+
+
+def test_what_libraries_keep_is_in_the_budget_and_in_no_plan(tmp_path):
+    """As cuBLAS workspaces are on CUDA; on the CPU the meter finds none, so the number is made up here."""
+    from vramlab.measure import make_plan
+
+    spec, kept = make_spec(tmp_path, methods=["delta"], budgets=["80%"]), 100_000
+    whole, less = (make_plan(spec, str(tmp_path), 1_600_000, library_bytes) for library_bytes in (0, kept))
+    assert whole["budget_bytes"] == less["budget_bytes"] == 1_280_000
+    assert whole["predicted"]["peak_bytes"] > 1_280_000 - kept >= less["predicted"]["peak_bytes"], "negative control first"
+    tight = make_spec(tmp_path, methods=["delta"], budgets=["2%"])
+    refused = [make_plan(tight, str(tmp_path), 1_600_000, library_bytes)["infeasible"]["smallest_bytes"] for library_bytes in (0, kept)]
+    assert refused[1] - refused[0] == kept
+
+    measured = {"peak_bytes": 1100, "cold_peak_bytes": 1100, "library_bytes": 100}
+    predicted = {"peak_bytes": 1000, "at_peak": {"by_role": {"activation": 900}, "inside_op_bytes": 100}}
+    draft = SimpleNamespace(measured=measured, facts={"budget_bytes": 1100, "predicted": predicted})
+    _judge_peak(draft)
+    assert (measured["prediction_error_bytes"], measured["over_budget_bytes"], measured["is_peak_accounted_for"]) == (0, 0, True)
 
 
 def test_a_simulated_cell_measures_nothing_and_says_so(tmp_path):

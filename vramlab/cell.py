@@ -111,7 +111,7 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
 # --- the kinds of cells ---------------------------------------------------------------------------------------------------
 def _run_step(draft: _Draft) -> None:
     baseline = None if draft.is_simulated else _baseline(draft)
-    _plan(draft, baseline["peak_bytes"] if baseline else None)
+    _plan(draft, baseline["peak_bytes"] if baseline else None, baseline["peaks"]["library_bytes"] if baseline else 0)
     if draft.is_simulated:
         draft.missing["measured"] = "a simulated target: nothing runs there"
         _perturb(draft, "plan_perturbed")
@@ -154,8 +154,8 @@ _KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch}
 
 
 # --- their parts ----------------------------------------------------------------------------------------------------------
-def _plan(draft: _Draft, eager_peak_bytes: int | None) -> None:
-    draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, seconds=draft.config["measure"]["plan_timeout_seconds"])
+def _plan(draft: _Draft, eager_peak_bytes: int | None, library_bytes: int = 0) -> None:
+    draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, library_bytes, seconds=draft.config["measure"]["plan_timeout_seconds"])
     if "unpredicted" in draft.facts:
         for block in ("predicted", "measured.prediction_error_bytes"):
             draft.missing[block] = draft.facts["unpredicted"]
@@ -181,14 +181,14 @@ def _perturb(draft: _Draft, how: str, *args: Any) -> None:
 
 
 def _judge_peak(draft: _Draft) -> None:
-    """Budget and prediction against the meter."""
-    peak, budget = draft.measured["peak_bytes"], draft.facts["budget_bytes"]
+    """Budget and prediction against the meter. What libraries keep between steps is in the meter's peak and in the budget, in no plan."""
+    peak, budget, library = draft.measured["peak_bytes"], draft.facts["budget_bytes"], draft.measured["library_bytes"]
     highest = max(peak, draft.measured["cold_peak_bytes"])
     draft.measured["over_budget_bytes"] = None if budget is None else max(0, highest - budget)
     predicted = draft.facts.get("predicted")
-    draft.measured["prediction_error_bytes"] = None if predicted is None else predicted["peak_bytes"] - peak
+    draft.measured["prediction_error_bytes"] = None if predicted is None else predicted["peak_bytes"] + library - peak
     if predicted is not None:  # whether what is said to be live at the peak is all that the meter saw
-        accounted = sum(predicted["at_peak"]["by_role"].values()) + predicted["at_peak"]["inside_op_bytes"]
+        accounted = sum(predicted["at_peak"]["by_role"].values()) + predicted["at_peak"]["inside_op_bytes"] + library
         draft.measured["is_peak_accounted_for"] = abs(accounted - peak) <= max(TOLERANCE_SHARE * peak, TOLERANCE_BYTES)
     if draft.measured["over_budget_bytes"]:
         draft.end(Outcome.WRONG, "over_budget", f"the step held {highest:,} bytes, the budget is {budget:,}")

@@ -188,8 +188,10 @@ class _Replay:
 
 
 # --- plan -----------------------------------------------------------------------------------------------------------------
-def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str, Any]:
+def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None, library_bytes: int = 0) -> dict[str, Any]:
     """Capture, cost, plan, check, simulate. Writes tape and schedule; returns what the record keeps of it, all of it simulated.
+
+    `library_bytes` of the budget belong to libraries' workspaces that outlive a step (cuBLAS on CUDA), and are not planned with.
 
     A native method other than eager has no schedule: it is captured only, and `unpredicted` says why nothing is predicted.
     """
@@ -209,9 +211,11 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     tape = plain if prepared is None else _with_costs(cell, prepared.tape, profile, step)
     base = eager if eager_peak_bytes is None else eager_peak_bytes
     budget = resolve_budget(cell.config["budget"], base, tape)
+    is_limited = budget.device_bytes < UNLIMITED
     facts = {
         "capture_seconds": capture_seconds,
-        "budget_bytes": None if budget.device_bytes >= UNLIMITED else budget.device_bytes,
+        "budget_bytes": budget.device_bytes if is_limited else None,
+        "library_bytes": library_bytes,
         "eager_peak_bytes": base,
         "eager_peak_is_simulated": eager_peak_bytes is None,
         "tape_digest": tape.digest,
@@ -223,6 +227,8 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     if prepared is not None:
         facts["prepared"] = prepared.to_json()
     tape.save(out / "tape.json.gz")
+    if is_limited:
+        budget = replace(budget, device_bytes=budget.device_bytes - library_bytes)
     started, devices = time.perf_counter(), cell.config.get("devices", 1)
     try:
         checked = one = _planned(cell, planner, step, tape, profile, budget)
@@ -231,7 +237,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None) -> dict[str
     except PlanInfeasible as refusal:
         return facts | {
             "plan_seconds": time.perf_counter() - started,
-            "infeasible": {"smallest_bytes": refusal.smallest_bytes, "op": refusal.op, "message": str(refusal)},
+            "infeasible": {"smallest_bytes": refusal.smallest_bytes + library_bytes, "op": refusal.op, "message": str(refusal)},
         }
     facts["plan_seconds"] = time.perf_counter() - started
     tape, schedule = checked.tape, checked.schedule
@@ -517,6 +523,7 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
         "peak_bytes": peaks.peak_bytes,
         "cold_peak_bytes": peaks.cold_peak_bytes,
         "persistent_bytes": peaks.persistent_bytes,
+        "library_bytes": peaks.unnamed_bytes,
         "allocated_peak_bytes": peaks.allocated_peak_bytes,
         "active_peak_bytes": peaks.active_peak_bytes,
         "reserved_peak_bytes": peaks.reserved_peak_bytes,
