@@ -136,6 +136,16 @@ def test_bytes_in_the_claims_unit(unit, value, verdict):
     assert ask("peak_bytes", [step("delta", peak=400, budget="40%")], value, unit).finding.verdict is verdict
 
 
+def test_the_peak_without_the_state():
+    """1000 MiB, of which 300 are parameters, 300 gradients and 150 the inside of the op: 400 MiB are no state."""
+    live = {"by_role": {"parameter": 300 * MIB, "gradient": 300 * MIB, "activation": 250 * MIB}, "inside_op_bytes": 150 * MIB}
+    known = step("delta", peak=1000, budget="40%", at_peak=live)
+    assert ask("peak_maps_bytes", [known], 400, "MiB").finding.obtained == "400.0 MiB"
+    assert ask("peak_maps_bytes", [known], 1000, "MiB").finding.verdict is N
+    assert ask("peak_maps_bytes", [step("delta", peak=1000, budget="40%")], 400, "MiB").finding.verdict is U
+    assert ask("peak_maps_bytes", [measured_step("delta", 1000, budget="40%")], 400, "MiB").finding.verdict is U
+
+
 def test_bytes_that_were_measured_go_before_simulated_ones():
     both = [step("delta", peak=400, budget="40%"), measured_step("delta", 800, budget="40%")]
     result = ask("peak_bytes", both, 400, "MiB")

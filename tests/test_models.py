@@ -41,6 +41,8 @@ OTHER_PARAMETERS = {
     "resnet1001": 10_327_706, "densenet-bc-100": 769_162, "densenet264": 33_337_704, "inception-v4": 42_679_816,
     "bert-large": 335_174_458, "gpt2-large": 774_030_080,
     # torch.nn.LSTM(50, 1024, 4), the embedding and the head
+    # layer by layer: 3x3 convolutions without bias, two numbers a channel of BatchNorm, a 1x1 head; 17,262,977 with one class
+    "unet-bilinear": 17_262_977 + 64 + 1,
     "lstm": 29_597_696 + 5_000 * 50 + 1_024 * 5_000 + 5_000,
     "resnet8-digits": (432 + 32) + (2 * 2_304 + 64) + (4_608 + 9_216 + 128) + (18_432 + 36_864 + 256) + 650,
 }
@@ -52,7 +54,7 @@ SHALLOW = {
     "resnet1202": {"depth": 14}, "resnet1001": {"depth": 20}, "vgg-deep": {"depth": 21},
     "resnet-deep": {"depth": 14, "n1": 1, "n2": 1, "n4": 1},
     "densenet-bc-100": {"depth": 10}, "inception-v4": {"a_modules": 1, "b_modules": 1, "c_modules": 1}, "lstm": {"inputs": 8},
-    "densenet264": {"growth_rate": 4, "image_size": 64},
+    "densenet264": {"growth_rate": 4, "image_size": 64}, "unet-bilinear": {"image_width": 48},
 }
 BATCH_SIZE = 2
 # Made by the same class and initialised alike; vgg11-bn is built twice for all of them, at a second of 130 million random numbers each.
@@ -294,6 +296,17 @@ def test_unet_joins_each_level_with_its_skip_connection():
     assert joined == [(64, 4, 4), (32, 8, 8), (16, 16, 16), (8, 32, 32)]  # width 4: up and skip of equal width, side by side
 
 
+def test_an_image_may_be_wider_than_high_and_the_deepest_level_is_as_wide_as_the_one_above():
+    step = build("unet-bilinear")
+    joined = []
+    for block in step.model.up:
+        block.conv.register_forward_pre_hook(lambda module, inputs: joined.append(tuple(inputs[0].shape[1:])))
+    images, labels = step.batch
+    assert images.shape == (BATCH_SIZE, 3, 32, 48) and labels.shape == (BATCH_SIZE, 32, 48)
+    assert step.model(images).shape == (BATCH_SIZE, 2, 32, 48)
+    assert joined == [(64, 4, 6), (32, 8, 12), (16, 16, 24), (8, 32, 48)]  # width 4: twice the skip connection's channels
+
+
 def test_a_small_resnet_learns_the_digits():
     config = config_of(options_of("resnet8-digits", width=8, image_size=16), data="digits", batch_size=64, lr=0.05)
     card = read("resnet8-digits")
@@ -406,6 +419,7 @@ def test_accuracy_counts_and_puts_the_modes_back():
 @pytest.mark.parametrize(("name", "given", "text"), [
     ("vit-b-16", {"image_size": 40}, "model vit-b-16: Input shape indivisible by patch size"),
     ("unet", {"image_size": 40}, "image_size 40 is no multiple of 16"),
+    ("unet-bilinear", {"image_width": 40}, "image_width 40 is no multiple of 16"),
     ("resnet8-digits", {"depth": 9}, "depth 9 is not 6n"),
     ("bert-base", {"heads": 5}, "hidden 32 is no multiple of heads 5"),
     ("gpt2-small", {"heads": 5}, "hidden 32 is no multiple of heads 5"),

@@ -41,8 +41,14 @@ class Sample:
     target: Target
     classes: int  # or vocabulary
     channels: int = 0
-    image_size: int = 0  # pixels, height and width
+    image_size: int = 0  # pixels, height and, unless image_width says another, width
+    image_width: int | None = None
     sequence_length: int = 0  # tokens
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        return self.image_size, self.image_width or self.image_size
 
 
 class Data(Protocol):
@@ -73,9 +79,8 @@ def synthetic(sample: Sample, batch_size: int, seed: int) -> Batch:
     """One batch: standard normal images or uniform tokens, with uniform labels."""
     generator = torch.Generator().manual_seed(seed)
     if sample.target in (Target.CLASS, Target.PIXELS):
-        size = (sample.image_size, sample.image_size)
-        images = torch.randn((batch_size, sample.channels, *size), generator=generator)
-        labels = (batch_size, *size) if sample.target == Target.PIXELS else (batch_size,)
+        images = torch.randn((batch_size, sample.channels, *sample.size), generator=generator)
+        labels = (batch_size, *sample.size) if sample.target == Target.PIXELS else (batch_size,)
         return images, torch.randint(sample.classes, labels, generator=generator)
     if sample.target == Target.NEXT:
         tokens = torch.randint(sample.classes, (batch_size, sample.sequence_length + 1), generator=generator)
@@ -163,8 +168,7 @@ def open_digits(sample: Sample, seed: int) -> IndexedData:
     pixels = (pixels - seen.mean()) / seen.std()
 
     def load(numbers: list[int]) -> Batch:
-        size = (sample.image_size, sample.image_size)
-        resized = F.interpolate(pixels[numbers], size=size, mode="bilinear", align_corners=False)
+        resized = F.interpolate(pixels[numbers], size=sample.size, mode="bilinear", align_corners=False)
         return resized.repeat(1, sample.channels, 1, 1), labels[numbers]
 
     return IndexedData(load, train, test, seed)
@@ -200,7 +204,7 @@ def _image_folder(path: Path, sample: Sample, name: str) -> Any:
     if sample.channels != len(IMAGENET_MEAN):
         raise WorkflowError(f"{name}: colour images, but the model reads {sample.channels} channels")
     steps = transforms.Compose([
-        transforms.Resize(round(sample.image_size / CROP_SHARE)), transforms.CenterCrop(sample.image_size),
+        transforms.Resize(round(sample.image_size / CROP_SHARE)), transforms.CenterCrop(sample.size),
         transforms.ToTensor(), transforms.Normalize(IMAGENET_MEAN, IMAGENET_DEVIATION)])
     try:
         return datasets.ImageFolder(str(path), transform=steps, loader=_read_image)

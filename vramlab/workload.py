@@ -118,7 +118,7 @@ def _under_autocast(loss_fn: LossFn, dtype: torch.dtype) -> LossFn:
 # ------------------------------------------------------------------------------------------------ models
 
 _OPTION_OF = {"num_classes": "classes", "drop_rate": "dropout"}  # torchvision's argument -> the option's name here
-_NO_ARGUMENTS = {"image_size", "sequence_length", "auxiliary_weight"}  # may be read by the batch and the loss alone
+_NO_ARGUMENTS = {"image_size", "image_width", "sequence_length", "auxiliary_weight"}  # may be read by the batch and the loss alone
 
 
 def make_model(card: Card, options: Mapping[str, Any]) -> torch.nn.Module:
@@ -167,7 +167,8 @@ def open_card_data(card: Card, config: Mapping[str, Any]) -> Data:
     """The cell's data in the shape that the model reads; batches on the CPU, contiguous."""
     options = config["model_options"]
     sample = Sample(target=_target(card), classes=_classes(options), channels=card.body["input"].get("channels") or 0,
-                    image_size=options.get("image_size", 0), sequence_length=options.get("sequence_length", 0))
+                    image_size=options.get("image_size", 0), image_width=options.get("image_width"),
+                    sequence_length=options.get("sequence_length", 0))
     return open_data(config["data"], sample, config["training"]["seed"])
 
 
