@@ -111,7 +111,7 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
 # --- the kinds of cells ---------------------------------------------------------------------------------------------------
 def _run_step(draft: _Draft) -> None:
     baseline = None if draft.is_simulated else _baseline(draft)
-    _plan(draft, baseline["peak_bytes"] if baseline else None, baseline["peaks"]["library_bytes"] if baseline else 0)
+    _plan(draft, baseline["peak_bytes"] if baseline else None, baseline["peaks"].get("library_bytes", 0) if baseline else 0)
     if draft.is_simulated:
         draft.missing["measured"] = "a simulated target: nothing runs there"
         _perturb(draft, "plan_perturbed")
