@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +14,18 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """`refuse` names functions that answer 'Not Supported'; `processes` is [(pid, bytes)] on the compute list."""
+    """`refuse` names functions that answer 'Not Supported'; `processes` is [(pid, bytes)] on the compute list; `fields` maps a field's number to
+    (its value type, its value), and all others answer 'Not Supported' (3), as Volta does with instantaneous power."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_FI_DEV_POWER_INSTANT, NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES = 186, 197, 198
     nvmlMemory_v2 = 0x02000028
 
     def __init__(self, *, refuse: tuple[str, ...] = (), processes: tuple[tuple[int, int | None], ...] = (),
-                 memory_version: int = 2) -> None:
+                 memory_version: int = 2, fields: Mapping[int, tuple[int, int]] | None = None, mig: bool = False) -> None:
         self._refuse, self._processes, self._memory_version = refuse, processes, memory_version
+        self._fields, self._mig = fields or {}, mig
         self.asked_uuid = None
 
     def __getattribute__(self, name: str) -> Any:
@@ -62,6 +66,18 @@ class FakeNvml:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         return 9_000_500
+
+    def nvmlDeviceGetFieldValues(self, handle: str, numbers: list[int]) -> list[SimpleNamespace]:
+        return [self._field(number) for number in numbers]
+
+    def _field(self, number: int) -> SimpleNamespace:
+        kind, value = self._fields.get(number, (0, None))
+        union = SimpleNamespace(dVal=-1.0, uiVal=-1, ulVal=-1, ullVal=-1, sllVal=-1, siVal=-1, usVal=-1)
+        setattr(union, ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")[kind], value)
+        return SimpleNamespace(nvmlReturn=0 if number in self._fields else 3, valueType=kind, value=union)
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> int:
+        return int(self._mig)
 
     def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
         return 63

@@ -9,13 +9,14 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from fake_nvml import UUID, FakeNvml
 
 from vramlab.nvml import GPU_COLUMNS, Nvml
-from vramlab.telemetry import COLUMNS, Sampler, read_telemetry, run_sampler
+from vramlab.telemetry import COLUMNS, Sampler, Telemetry, read_telemetry, run_sampler
 
 
 def take_samples(path: Path, count: int, *, library: FakeNvml | None = None, target: str = "cpu",
@@ -84,6 +85,57 @@ def test_a_field_that_the_gpu_lacks_is_null_with_the_drivers_reason(tmp_path):
     assert read.trailer["missing"]["power_watts"] == "nvmlDeviceGetPowerUsage: Not Supported"
     assert read.columns["temperature_celsius"] == [63, 63]
     assert read.columns["gpu_process_memory_bytes"] == [640, 640]
+
+
+def test_fields_are_read_by_their_value_type_and_instantaneous_power_goes_first(tmp_path):
+    library = FakeNvml(fields={186: (1, 180_250), 197: (3, 7 * 2**40), 198: (3, 11)})
+    take_samples(tmp_path / "t.csv.gz", 2, library=library, target=UUID)
+    read = read_telemetry(tmp_path / "t.csv.gz")
+    assert (read.columns["power_watts"], read.header["gpu"]["power_is"]) == ([180.25] * 2, "instantaneous")
+    assert (read.columns["pcie_sent_bytes"][-1], read.columns["pcie_received_bytes"][-1]) == (7 * 2**40, 11)
+
+
+def test_where_fields_are_not_supported_power_says_what_it_is_and_pcie_is_null(tmp_path):
+    take_samples(tmp_path / "t.csv.gz", 2, library=FakeNvml(), target=UUID)
+    read = read_telemetry(tmp_path / "t.csv.gz")
+    assert read.columns["power_watts"] == [251.5] * 2 and "average over 1 s on Ampere" in read.header["gpu"]["power_is"]
+    assert read.columns["pcie_sent_bytes"] == [None] * 2
+    assert read.trailer["missing"]["pcie_sent_bytes"].startswith("NVML_FI_DEV_PCIE_COUNT_TX_BYTES: ")
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
+                                  "nvmlDeviceGetMPSComputeRunningProcesses"])
+def test_all_three_lists_of_processes_are_asked(name):
+    library = FakeNvml()
+    setattr(library, name, lambda handle: [SimpleNamespace(pid=7, usedGpuMemory=640)])
+    assert Nvml.open(library).process_memory("handle", [7]) == (640, "")
+
+
+def test_a_module_of_that_name_that_is_not_nvidias_is_refused():
+    assert "not NVIDIA's nvidia-ml-py" in Nvml.open(SimpleNamespace(nvmlInit=lambda: None)).failure
+
+
+def telemetry(seconds, power, energy, used=0.0, covers="the board") -> Telemetry:
+    """Samples of a board, as they would be read."""
+    columns = {name: [None] * len(seconds) for name in COLUMNS}
+    columns |= {"t_seconds": seconds, "power_watts": power, "energy_joules": energy, "gpu_memory_used_bytes": [used] * len(seconds)}
+    return Telemetry(header={"gpu": {"power_covers": covers}, "missing": {}, "period_seconds": 1.0}, trailer={}, columns=columns)
+
+
+def test_flags_say_what_speaks_against_the_numbers():
+    """100 W, then 300 W: trapezoids give 100 + 200 + 300 J over 3 s."""
+    seconds, power = [0.0, 1.0, 2.0, 3.0], [100.0, 100.0, 300.0, 300.0]
+    assert telemetry(seconds, power, [50.0, 150.0, 350.0, 650.0]).flags() == []
+    assert telemetry(seconds, power, [50.0, 150.0, 350.0, 735.0]).flags() == []  # 685 J, within 15 %
+    (gap,) = telemetry(seconds, power, [50.0, 150.0, 350.0, 745.0]).flags()
+    assert gap == "the energy counter says 695 J and the power's integral 600 J"
+    (short,) = telemetry(seconds[:3], power[:3], [0.0, 0.0, 0.0]).flags()
+    assert "2.0 s are too short" in short
+    assert telemetry(seconds, [None] * 4, [None] * 4).flags() == []
+    (busy,) = telemetry(seconds, power, [0.0, 100.0, 300.0, 600.0], used=2.0**29).flags()
+    assert busy.startswith("536,870,912 bytes of the GPU were in use before the cell began")
+    (shared,) = telemetry(seconds, power, [0.0, 100.0, 300.0, 600.0], covers=Nvml.open(FakeNvml(mig=True)).describe(0)["power_covers"]).flags()
+    assert "whole board" in shared
 
 
 def test_a_driver_with_memory_version_1_is_marked(tmp_path):

@@ -10,7 +10,13 @@ from typing import Any, Callable, Iterable, Mapping
 
 GPU_COLUMNS = ("gpu_memory_used_bytes", "gpu_memory_reserved_bytes", "gpu_memory_free_bytes", "gpu_process_memory_bytes",
                "gpu_busy_percent", "gpu_memory_busy_percent", "power_watts", "energy_joules", "temperature_celsius",
-               "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons")
+               "sm_clock_mhz", "memory_clock_mhz", "throttle_reasons", "pcie_sent_bytes", "pcie_received_bytes")
+
+# Member of a field's value by its NVML_VALUE_TYPE.
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_INSTANT = "NVML_FI_DEV_POWER_INSTANT"
+# What nvmlDeviceGetPowerUsage gives, by NVIDIA's documentation of it.
+_POWER_USAGE = "an average over 1 s on Ampere (GA100 excepted) and newer, instantaneous on older ones"
 
 
 class Nvml:
@@ -56,6 +62,19 @@ class Nvml:
             return function(*arguments, **keywords), ""
         except self._library.NVMLError as error:
             return None, f"{name}: {error}"
+
+    def field(self, handle: Any, name: str) -> tuple[Any, str]:
+        """One of NVML's fields, by the name of its constant: (value, "") or (None, why)."""
+        number = getattr(self._library, name, None)
+        if number is None:
+            return None, f"this nvidia-ml-py has no {name}"
+        answers, reason = self.ask("nvmlDeviceGetFieldValues", handle, [number])
+        if answers is None:
+            return None, reason
+        (answer,) = answers
+        if answer.nvmlReturn:
+            return None, f"{name}: {self._library.NVMLError(answer.nvmlReturn)}"
+        return getattr(answer.value, _MEMBERS[answer.valueType]), ""
 
     def constant(self, name: str) -> Any:
         """A constant of the library."""
@@ -113,8 +132,14 @@ class Nvml:
         found["uuid_hash"] = hash_identity(uuid) if uuid else None
         found["power_limit_watts"] = limit / 1000 if limit is not None else None
         found["memory_bytes"] = memory["total"]
+        found["power_is"] = "instantaneous" if not self.field(handle, _INSTANT)[1] else _POWER_USAGE
+        found["power_covers"] = self._power_covers(handle, found["mig_mode"])
         found["compute_capability"] = ".".join(map(str, found["compute_capability"])) if found["compute_capability"] else None
         return {**found, "missing": missing}
+
+    def _power_covers(self, handle: Any, mig_mode: Any) -> str:
+        is_slice = self.ask("nvmlDeviceIsMigDeviceHandle", handle)[0] or (mig_mode and mig_mode[0])
+        return "the whole board, which MIG slices share" if is_slice else "the board"
 
     def _fixed_facts(self) -> Mapping[str, tuple[str, tuple[Any, ...]]]:
         return {
@@ -169,6 +194,10 @@ class Nvml:
             value, reason = self.ask(name, handle)
             return (value / scale if value is not None else None), reason
 
+        def power() -> tuple[Any, str]:
+            milliwatts, reason = self.field(handle, _INSTANT)
+            return scaled("nvmlDeviceGetPowerUsage", 1000) if reason else (milliwatts / 1000, "")
+
         def busy(attribute: str) -> tuple[Any, str]:
             rates, reason = self.ask("nvmlDeviceGetUtilizationRates", handle)
             return (getattr(rates, attribute) if rates is not None else None), reason
@@ -183,12 +212,14 @@ class Nvml:
         return {
             "gpu_busy_percent": lambda: busy("gpu"),
             "gpu_memory_busy_percent": lambda: busy("memory"),
-            "power_watts": lambda: scaled("nvmlDeviceGetPowerUsage", 1000),
+            "power_watts": power,
             "energy_joules": lambda: scaled("nvmlDeviceGetTotalEnergyConsumption", 1000),
             "temperature_celsius": lambda: self.ask("nvmlDeviceGetTemperature", handle, self.constant("NVML_TEMPERATURE_GPU")),
             "sm_clock_mhz": lambda: clock("NVML_CLOCK_SM"),
             "memory_clock_mhz": lambda: clock("NVML_CLOCK_MEM"),
             "throttle_reasons": throttle,
+            "pcie_sent_bytes": lambda: self.field(handle, "NVML_FI_DEV_PCIE_COUNT_TX_BYTES"),
+            "pcie_received_bytes": lambda: self.field(handle, "NVML_FI_DEV_PCIE_COUNT_RX_BYTES"),
         }
 
     def process_memory(self, handle: Any, pids: Iterable[int]) -> tuple[int | None, str]:

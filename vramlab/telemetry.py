@@ -27,8 +27,9 @@ import time
 import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 import psutil
 
@@ -41,6 +42,8 @@ PERIOD_SECONDS = 0.1
 FLUSH_SECONDS = 2.0
 TREE_SECONDS = 1.0  # how often the list of child processes is read anew: reading it costs more than a sample
 STOP_SECONDS = 5.0
+FOREIGN_BYTES = 2**29  # an idle GPU with a display or a daemon on it stays below
+SHORTEST_ENERGY_SECONDS, LARGEST_ENERGY_GAP = 3.0, 0.15
 PACKAGE_PARENT = Path(__file__).resolve().parent.parent
 
 
@@ -120,7 +123,30 @@ class Telemetry:
             "missed": self.trailer.get("missed"),
             "missing": {**self.header["missing"], **self.trailer.get("missing", {})},
             "constant": self.constant_columns(),
+            "flags": self.flags(),
         }
+
+    def flags(self) -> list[str]:
+        """What speaks against these numbers, one sentence each."""
+        used = self.columns["gpu_memory_used_bytes"]
+        found = list(self._energy_flags())
+        if used and used[0] is not None and used[0] >= FOREIGN_BYTES:
+            found.append(f"{int(used[0]):,} bytes of the GPU were in use before the cell began: others work on it")
+        if "MIG" in ((self.header["gpu"] or {}).get("power_covers") or ""):
+            found.append("power and energy are those of the whole board, which MIG slices share")
+        return found
+
+    def _energy_flags(self) -> Iterator[str]:
+        points = [p for p in zip(*(self.columns[name] for name in ("t_seconds", "energy_joules", "power_watts"))) if None not in p]
+        if len(points) < 2:
+            return
+        seconds, counted = points[-1][0] - points[0][0], points[-1][1] - points[0][1]
+        if seconds < SHORTEST_ENERGY_SECONDS:
+            yield f"the energy counter moves about every 0.1 s: {seconds:.1f} s are too short for it"
+            return
+        integral = sum((b[0] - a[0]) * (a[2] + b[2]) / 2 for a, b in pairwise(points))
+        if abs(counted - integral) > LARGEST_ENERGY_GAP * integral:
+            yield f"the energy counter says {counted:,.0f} J and the power's integral {integral:,.0f} J"
 
     def constant_columns(self) -> list[str]:
         """Sensors that repeat one value over ten samples or more: a driver at fault does that."""

@@ -140,6 +140,7 @@ def _telemetry(run: Run, found: Mapping[str, Any], missing: Mapping[str, str]) -
         "missed": sum(s["missed"] or 0 for s in summaries), "periods": join_words(f"{p:g} s" for p in periods),
         "achieved": span_in_words(achieved, "s", 3) if achieved else DASH, "failures": failures,
         "constant": sorted({name for s in summaries for name in s["constant"]}),
+        "flags": sorted({flag for s in summaries for flag in s["flags"]}),
     }
 
 
