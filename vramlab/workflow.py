@@ -338,12 +338,16 @@ class Cell:
     @property
     def title(self) -> str:
         """`resnet50 b16 delta 60% on cpu`: how messages name it."""
-        config = self.config
-        batch = f" b{config['batch_size']}" if config["batch_size"] is not None else ""
-        batch += f" largest {config['search']['over']}" if "search" in config else ""
-        budget = f" {config['budget']}" if config["budget"] is not None else ""
-        devices = f" x {config['devices']}" if "devices" in config else ""
-        return f"{config['model']}{batch} {self.label}{budget} on {config['target']}{devices}"
+        return name_of(self.config, self.label)
+
+
+def name_of(config: Mapping[str, Any], label: str | None = None) -> str:
+    """A resolved cell in a few words; `label` instead of its method's name."""
+    batch = f" b{config['batch_size']}" if config["batch_size"] is not None else ""
+    batch += f" largest {config['search']['over']}" if "search" in config else ""
+    budget = f" {config['budget']}" if config["budget"] is not None else ""
+    devices = f" x {config['devices']}" if "devices" in config else ""
+    return f"{config['model']}{batch} {label or config['method']}{budget} on {config['target']}{devices}"
 
 
 @dataclass(frozen=True)

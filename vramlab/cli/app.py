@@ -39,6 +39,7 @@ _validate = _group("validate", "Check a file.")
 _plan = _group("plan", "Plan a step without running it.")
 _report = _group("report", "Write the report of runs.")
 _check = _group("check", "Check a method, a bundle or the predictions.")
+_compare = _group("compare", "Hold two runs against each other.")
 _train = _group("train", "Train a method that learns.")
 
 
@@ -154,6 +155,23 @@ def report_run(
     from vramlab.cli.runs import report
 
     raise typer.Exit(report(runs, output_dir, collection or []))
+
+
+@_compare.command("run")
+def compare_run(
+    first: Annotated[str, typer.Argument(metavar="A", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", show_default=False)],
+    threshold: Annotated[float, typer.Option("--threshold", metavar="SHARE", min=0.0, help="How much worse counts as a regression.")] = 0.05,
+    output_dir: Results = Path("results"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare run B with run A, cell by cell: two machines, or two versions.
+
+    Exit code 1 when something is worse in B, by more than the threshold and beyond the noise.
+    """
+    from vramlab.cli.runs import compare_two
+
+    raise typer.Exit(compare_two(first, second, threshold, output_dir, as_json=as_json))
 
 
 @app.command("crowd-submit")

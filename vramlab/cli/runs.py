@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, Paper, UnknownName, find_collections
 from vramlab.errors import SubmissionRefused
-from vramlab.report.words import bytes_in_words
+from vramlab.report.words import DASH, bytes_in_words, count_of
 from vramlab.run_folder import resolve_run
+from vramlab.workflow import name_of
+
+if TYPE_CHECKING:
+    from vramlab.report.compare import Comparison, Difference, Pair
 
 
 def report(runs: Sequence[str], results: Path, extra: Sequence[Path]) -> int:
@@ -21,6 +25,38 @@ def report(runs: Sequence[str], results: Path, extra: Sequence[Path]) -> int:
     for run in [resolve_run(name, results) for name in runs]:
         print(render(run.folder, tuple(extra)))
     return 0
+
+
+def compare_two(first: str, second: str, threshold: float, results: Path, *, as_json: bool) -> int:
+    """Print what differs between two runs; exit code 1 when the second has regressed."""
+    from vramlab.report.compare import compare
+
+    found = compare(resolve_run(first, results), resolve_run(second, results), threshold=threshold)
+    if as_json:
+        print_json(asdict(found) | {"has_regressed": found.has_regressed})
+    else:
+        print("\n".join(_compared(found, threshold)))
+    return 1 if found.has_regressed else 0
+
+
+def _compared(found: Comparison, threshold: float) -> Iterator[str]:
+    if found.settings:
+        yield table(("made differently", "A", "B"), found.settings) + "\n"
+    rows = [(name_of(pair.config), *_difference(pair, d)) for pair in found.pairs for d in pair.differences
+            if d.change is not None or d.is_distinguishable]
+    yield table(("cell", "figure", "A", "B", "B / A", ""), rows, right=("A", "B", "B / A"))
+    for run, configs in (("A", found.only_first), ("B", found.only_second)):
+        for config in configs:
+            yield f"only in {run}: {name_of(config)}"
+    worse = sum(len(pair.regressions) for pair in found.pairs)
+    yield f"\n{count_of(len(found.pairs), 'cell')} compared; {count_of(worse, 'figure')} worse in B by more than {threshold:.1%}, beyond the noise"
+
+
+def _difference(pair: Pair, found: Difference) -> tuple[str, str, str, str, str]:
+    in_words = bytes_in_words if found.figure.endswith("bytes") else lambda v: DASH if v is None else f"{v:.4g}" if isinstance(v, float) else str(v)
+    figure = found.figure + (" *simulated*" if pair.is_simulated and found.change is not None else "")
+    verdict = "worse" if found.is_regression else "" if found.is_distinguishable or found.first == found.second else "not distinguishable"
+    return figure, in_words(found.first), in_words(found.second), DASH if found.change is None else f"{1 + found.change:.3f}", verdict
 
 
 def submit(name: str, to: str, results: Path) -> int:
