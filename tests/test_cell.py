@@ -164,6 +164,54 @@ def test_a_cell_over_micro_batches_is_held_against_eager_over_the_same_ones(tmp_
     assert Schedule.load(tmp_path / "cell" / "schedule.json.gz").micro_batches == tuple(sizes)
 
 
+COUPLED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, couples):
+        super().__init__()
+        self.body, self.couples = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3), nn.Flatten(), nn.LazyLinear(10)), couples
+        self.body(__import__("torch").zeros(1, 3, 16, 16))
+
+    def forward(self, x):
+        y = self.body(x)
+        return y - y.mean(0) if self.couples else y
+
+
+def build(image_size, classes, couples):
+    return Net(couples)
+"""
+
+
+@pytest.mark.parametrize("couples", [True, False])
+def test_a_step_whose_samples_know_of_each_other_is_not_run_over_micro_batches(tmp_path, couples):
+    """Eager over the same micro-batches would agree bit for bit, and be another step than over the whole batch."""
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "net.py").write_text(COUPLED)
+    (models / "net.yaml").write_text("""
+name: net
+family: net
+title: A net
+source: "file:net.py:build"
+input: {kind: image, channels: 3, image_size: 16}
+options:
+  image_size: {default: 16, type: int, help: pixels}
+  classes: {default: 10, type: int, help: classes}
+  couples: {default: true, type: bool, help: outputs less their mean over the batch}
+loss: cross_entropy
+""")
+    model = {"name": "net", "couples": couples}
+    record = run(tmp_path, roots=[built_in_collection(), tmp_path], model=model, methods=["modnn"], budgets=["40%"],
+                 measure={**SMALL["measure"], "time": False})
+    if couples:
+        assert record.outcome is Outcome.UNSUPPORTED and "no mean over the batch" in record.message
+    else:
+        assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
+        assert len(record.predicted["micro_batches"]) > 1 and record.truth_detail["distance_to_whole_batch"]["gradient"] < 1e-5
+
+
 def test_the_same_budget_without_sub_batches_is_refused(tmp_path):
     record = run(tmp_path, methods=[{"name": "modnn", "options": {"sub_batches": False}}], budgets=["1%"], targets=["sim:v100-32gb"])
     assert record.outcome is Outcome.PLAN_INFEASIBLE and "micro_batches" not in record.predicted

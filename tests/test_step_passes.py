@@ -19,6 +19,7 @@ from vramlab.capture import capture
 from vramlab.errors import Unsupported
 from vramlab.liveness import lower_bound_bytes
 from vramlab.meter import measure_step_peak
+from vramlab.micro_loss import refuse_unless_mean
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.record import Truth
 
@@ -97,6 +98,22 @@ def test_a_loss_that_is_no_mean_is_refused_whether_verified_or_not(name, verify)
 def test_batch_normalisation_and_dropout_hide_no_sum():
     with pytest.raises(Unsupported, match="no mean over the batch"):
         cut_step(conv_net, lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), images(6))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda c: nn.InstanceNorm2d(c, affine=True)], ids=["batch", "instance"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_normalisation_makes_no_mean_another_loss_at_any_size_of_a_pass(norm, size):
+    """Each sample's loss is known when the others are taken away: the mean is one, the sum is none."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Conv2d(3, 4, 3), norm(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5)), images(6)
+    model(batch[0])
+    sizes = (size,) * (6 // size)
+    captured = capture(model, cross_entropy, batch)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    refuse_unless_mean(model, cross_entropy, batch, sizes, captured)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(Unsupported, match="no mean over the batch"):
+        refuse_unless_mean(model, lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum"), batch, sizes, captured)
 
 
 def test_a_later_batch_whose_mask_is_uneven_is_refused_before_it_runs():

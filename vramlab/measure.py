@@ -34,6 +34,7 @@ from vramlab.link import make_link
 from vramlab.liveness import replay_schedule
 from vramlab.meter import measure_step_peak
 from vramlab.micro_batches import changes_semantics, scaled_passes
+from vramlab.micro_loss import divisors_of_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, parse_bytes, passes_of
 from vramlab.parallel import share_of, simulate_parallel
@@ -271,10 +272,12 @@ def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tap
              at: Callable[[int], Tape] | None = None) -> CheckedSchedule:
     """The method's checked schedule for a tape with costs, or for the tape of the passes that it takes over the batch instead.
 
-    What is tiled (`step` None) stays whole.
+    What is tiled (`step` None) stays whole. Unsupported where the step runs here and its loss may not be taken over those passes.
     """
     sizes = cell.passes(planner, step, budget, tape, profile, at) if step else ()
     if sizes:
+        if not cell.is_simulated:  # whose batch has no values to ask
+            divisors_of_passes(step.model, step.loss_fn, step.batch, sizes, cell.captured(step, sum(sizes)))
         captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
         prepared = cell.prepared(captured.tape)
         tape = _with_costs(cell, captured.tape if prepared is None else prepared.tape, profile, step)

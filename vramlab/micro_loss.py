@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramlab.against_eager import Distance
-from vramlab.batch_mean import Divisor
+from vramlab.batch_mean import Divisor, data_divisors
 from vramlab.capture import Captured, LossFn, draws
 from vramlab.errors import Unsupported
 from vramlab.micro_step import parts_of, samples
@@ -33,6 +33,17 @@ def rounding_of(tape: Tape) -> float:
     """The relative distance that counts as rounding: the square root of the spacing of the coarsest floating-point type."""
     floats = [dtype for dtype in map(dtype_of, {t.dtype for t in tape.tensors}) if dtype.is_floating_point]
     return math.sqrt(max(torch.finfo(dtype).eps for dtype in floats))
+
+
+def divisors_of_passes(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], sizes: Sequence[int],
+                       whole: Captured) -> tuple[tuple[int, Divisor], ...]:
+    """What inputs decide of the loss, with their places in the batch. Unsupported where the loss may not be taken over passes of these
+    sizes: by the tape of the step over the whole batch, by this batch's values, or by the losses of a few of its samples.
+    """
+    divisors = tuple((whole.binding.inputs.index(divisor.input), divisor) for divisor in data_divisors(whole.tape))
+    refuse_uneven(divisors, batch, sizes)
+    refuse_unless_mean(model, loss_fn, batch, sizes, whole)
+    return divisors
 
 
 def refuse_unless_mean(model: torch.nn.Module, loss_fn: LossFn, batch: Sequence[Any], sizes: Sequence[int], captured: Captured) -> None:
@@ -128,14 +139,14 @@ class _SamplesApart(TorchDispatchMode):
         return func(*args, **kwargs | {"dropout_p": 0.0})
 
     def _normalise(self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> tuple:
-        """Instance normalisation is one over a batch of one, all of whose statistics are its own."""
+        """Instance normalisation is one over a batch of one that has a channel for each channel of each sample: its statistics are its own."""
         wide, form = x.float(), (1, -1, *(1,) * (x.dim() - 2))
-        if self.is_first or x.shape[0] == 1:
+        if self.is_first or self.statistics[self.next][0].numel() != x.shape[1]:
             found = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)
+        else:
+            found = self.statistics[self.next]
         if self.is_first:
             self.statistics.append(found)
-        elif x.shape[0] > 1:
-            found = self.statistics[self.next]
         self.next += 1
         scale = torch.rsqrt(found[0] + eps)
         y = (wide - found[1].view(form)) * scale.view(form)

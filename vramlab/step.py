@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from vramlab.against_eager import Distance, distance_to_whole_batch, eager_fits, step_against_eager
 from vramlab.algorithms import named_variants, under_variants
-from vramlab.batch_mean import Divisor, data_divisors
+from vramlab.batch_mean import Divisor
 from vramlab.capture import Captured, LossFn, capture, input_name, refuse_module
 from vramlab.collection import Library, find_collections
 from vramlab.costs import measure_costs, measure_profile, measure_variants
@@ -20,7 +20,7 @@ from vramlab.errors import CaptureError, Unsupported
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
 from vramlab.micro_batches import changes_semantics
-from vramlab.micro_loss import refuse_beyond_rounding, refuse_uneven, refuse_unless_mean
+from vramlab.micro_loss import divisors_of_passes, refuse_beyond_rounding, refuse_uneven
 from vramlab.micro_step import eager_over_micro_batches, refuse_batch, samples
 from vramlab.planner import UNLIMITED, SubBatchPlanner, passes_of
 from vramlab.prepare import Plan, capture_with_costs, plan, resolve_budget, simulated_eager_peak
@@ -220,7 +220,7 @@ class TrainStep:
         whole = self._as_needed(captured)
         captured, divisors = self._over_passes(whole, loss_fn, inputs, with_gradient), ()
         if captured is not whole:
-            divisors = self._divisors(whole, loss_fn, inputs, captured.tape.micro_batches)
+            divisors = divisors_of_passes(self._model, loss_fn, inputs, captured.tape.micro_batches, whole)
             eager = simulated_eager_peak(captured.tape)
         planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method)
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False",
@@ -265,13 +265,6 @@ class TrainStep:
             return self._as_needed(capture_with_costs(self._model, loss_fn, inputs, sizes=sizes, **options))
         except CaptureError as wrong:
             raise Unsupported(f"the batch cannot be cut into micro-batches: the step over a part of it is another one ({wrong})") from wrong
-
-    def _divisors(self, whole: Captured, loss_fn: LossFn, inputs: list[Any], sizes: tuple[int, ...]) -> tuple[tuple[int, Divisor], ...]:
-        """What inputs decide of the loss, with their places. Unsupported where the loss may not be taken over these passes."""
-        divisors = tuple((whole.binding.inputs.index(divisor.input), divisor) for divisor in data_divisors(whole.tape))
-        refuse_uneven(divisors, inputs, sizes)
-        refuse_unless_mean(self._model, loss_fn, inputs, sizes, whole)
-        return divisors
 
     def _resolve(self, budget: str, tape: Tape) -> int:
         nbytes = resolve_budget(budget, simulated_eager_peak(tape), tape).device_bytes
