@@ -6,7 +6,6 @@ from one process to the next. All of them build the workload anew from the confi
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -196,16 +195,33 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None, library_byt
 
     A native method other than eager has no schedule: it is captured only, and `unpredicted` says why nothing is predicted.
     """
-    cell, out = _Cell.of(spec), Path(folder)
+    cell = _Cell.of(spec)
     if not cell.has_schedule and not cell.is_simulated:
         return _unplanned(cell, eager_peak_bytes)
-    planner = cell.planner()
+    return _facts_of(cell, _whole(cell), Path(folder), eager_peak_bytes, library_bytes)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The step of a cell: its tape without costs. What is tiled has no `step`, as a deep network is never built whole."""
+
+    bare: Tape
+    step: TrainingStep | None
+    seconds: float  # that it took
+
+
+def _whole(cell: _Cell) -> _Whole:
+    cell.planner()  # a method that cannot plan says so before anything is captured
     started = time.perf_counter()
     bare = cell.tiled(cell.config["batch_size"])
-    step = cell.workload() if bare is None else None  # a deep network is never built whole
+    step = cell.workload() if bare is None else None
     bare = bare or cell.captured(step, cell.config["batch_size"]).tape
-    capture_seconds = time.perf_counter() - started
-    profile = cell.profile()
+    return _Whole(bare, step, time.perf_counter() - started)
+
+
+def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: int | None, library_bytes: int = 0) -> dict[str, Any]:
+    """What `make_plan` returns; nothing is written where `out` is None."""
+    planner, profile, bare, step = cell.planner(), cell.profile(), whole.bare, whole.step
     plain = _with_costs(cell, bare, profile, step)
     eager = simulated_eager_peak(plain)
     prepared = cell.prepared(bare)
@@ -214,7 +230,7 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None, library_byt
     budget = resolve_budget(cell.config["budget"], base, tape)
     is_limited = budget.device_bytes < UNLIMITED
     facts = {
-        "capture_seconds": capture_seconds,
+        "capture_seconds": whole.seconds,
         "budget_bytes": budget.device_bytes if is_limited else None,
         "library_bytes": library_bytes,
         "eager_peak_bytes": base,
@@ -227,7 +243,6 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None, library_byt
     }
     if prepared is not None:
         facts["prepared"] = prepared.to_json()
-    tape.save(out / "tape.json.gz")
     if is_limited:
         budget = replace(budget, device_bytes=budget.device_bytes - library_bytes)
     started, devices = time.perf_counter(), cell.config.get("devices", 1)
@@ -236,20 +251,27 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None, library_byt
         if devices > 1:
             checked = _planned_share(cell, planner, step, profile, budget, devices)
     except PlanInfeasible as refusal:
+        _save(out, tape)
         return facts | {
             "plan_seconds": time.perf_counter() - started,
             "infeasible": {"smallest_bytes": refusal.smallest_bytes + library_bytes, "op": refusal.op, "message": str(refusal)},
         }
     facts["plan_seconds"] = time.perf_counter() - started
     tape, schedule = checked.tape, checked.schedule
-    tape.save(out / "tape.json.gz")
-    schedule.save(out / "schedule.json.gz")
+    _save(out, tape, schedule)
     if tape.micro_batches:
         facts |= {"micro_batches": list(tape.micro_batches), "changes_semantics": changes_semantics(tape)}
     facts |= {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
     over_devices = _over_devices(one, checked, profile, devices) if "devices" in cell.config else {}
     against = {"eager_step_seconds": sum(op.seconds for op in plain.ops)}  # the library's algorithms, the whole batch at once
     return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile) | against | over_devices}
+
+
+def _save(out: Path | None, tape: Tape, schedule: Schedule | None = None) -> None:
+    if out is not None:
+        tape.save(out / "tape.json.gz")
+    if out is not None and schedule is not None:
+        schedule.save(out / "schedule.json.gz")
 
 
 def _unplanned(cell: _Cell, eager_peak_bytes: int | None) -> dict[str, Any]:
@@ -344,10 +366,9 @@ def average_state_bytes(checked: CheckedSchedule, trace: Trace) -> float | None:
 def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:
     """What a simulated step comes to where the device's link or FLOP/s are 20 % off, by the perturbation's name: planned and simulated
     again. A budget that is then out of reach is told as `infeasible`, with the method's message."""
-    found = {}
+    found, whole = {}, _whole(_Cell.of(spec))
     for name in PERTURBATIONS:
-        with tempfile.TemporaryDirectory() as folder:
-            facts = make_plan(_under(spec, name), folder, None)
+        facts = _facts_of(_Cell.of(_under(spec, name)), whole, None, None)
         print(f"{name}: planned", flush=True)
         refusal = facts.get("infeasible")
         found[name] = ({"infeasible": refusal["message"], "smallest_bytes": refusal["smallest_bytes"]} if refusal
