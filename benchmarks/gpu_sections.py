@@ -24,6 +24,7 @@ from gpu_steps import Planned, Step, Workload
 from vramlab.check import check_schedule
 from vramlab.costs import measure_profile
 from vramlab.errors import PlanInfeasible, ScheduleError
+from vramlab.finder import find_largest
 from vramlab.nvml import GPU_COLUMNS, Nvml
 from vramlab.planner import UNLIMITED
 from vramlab.prepare import free_bytes, simulated_eager_peak
@@ -565,31 +566,33 @@ def ballast(context: Context, report: Report) -> None:
     time.sleep(context.seconds)
 
 
+class _TimeUp(Exception):
+    """No time is left for another trial."""
+
+
 @dataclass
 class Search:
-    """Doubling to the first failure, then bisection, each trial by `fits`."""
+    """The finder of workflows, while there is time: the largest fits twice, the next fails twice, a few beyond are tried."""
 
     fits: Callable[[int], bool]
     granule: int
     until: float  # monotonic time
 
     def largest(self, low: int, ceiling: int) -> tuple[int | None, int | None, bool]:
-        """(largest that fits, smallest that does not, was there time to bring them together?)"""
-        good, bad, trial_size = None, None, low
-        while bad is None or bad - (good or 0) > self.granule:
+        """(largest that fits, smallest above it that does not, was there time for all trials?)"""
+        answers: dict[int, bool] = {}
+
+        def ask(size: int) -> bool:
             if time.monotonic() > self.until:
-                return good, bad, False
-            if self.fits(trial_size):
-                good = trial_size
-            else:
-                bad = trial_size
-            if bad is None and trial_size >= ceiling:
-                return good, None, True
-            middle = ((good or 0) + (bad or 0)) // 2 // self.granule * self.granule
-            trial_size = min(2 * trial_size, ceiling) if bad is None else max(middle, self.granule)
-            if bad is not None and trial_size in (good, bad):
-                break
-        return good, bad, True
+                raise _TimeUp
+            answers[size] = self.fits(size) and answers.get(size, True)
+            return answers[size]
+
+        try:
+            good, is_done = find_largest(ask, range(self.granule, ceiling + 1, self.granule), first=low, confirm=ask).largest, True
+        except _TimeUp:
+            good, is_done = max((size for size, fitted in answers.items() if fitted), default=None), False
+        return good, min((size for size, fitted in answers.items() if not fitted and size > (good or 0)), default=None), is_done
 
 
 Ask = Callable[..., dict[str, Any]]  # (section, **what it is told) -> the data of its only row; {"fits": False, ...} where it died
@@ -627,7 +630,7 @@ def _search_one(report: Report, ask: Ask, name: str, search: Search, found: dict
     if good:
         found[name] = good
     times = f", {good / found['eager']:.2f} x eager's" if name != "eager" and good and "eager" in found else ""
-    state = "" if is_done else "; the time was up before the two met"
+    state = "; each tried twice" if is_done else "; the time was up before all was tried"
     trouble = "".join(f"; batch {t['batch_size']}: {t['outcome']} {t.get('message', '')}" for t in broken[:2])
     said = f"largest batch {good} (granule {search.granule}), {bad} does not fit{times}{state}; {len(trials)} trials{trouble}"
     report(name, good is not None and not broken, said, largest=good, smallest_failure=bad, is_done=is_done, trials=trials,

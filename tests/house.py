@@ -24,7 +24,7 @@ PURE = GROUND | frozenset("""
     family finder in_place micro_batches batch_mean split variants prediction at_peak
 """.split())
 TORCH_FREE = PURE | frozenset("""
-    __main__ child claiming cli collection crowd doctor environment isolate method_check nvml report run_folder runner runs
+    __main__ child claiming cli collection crowd doctor environment isolate largest method_check nvml report run_folder runner runs
     schema telemetry this_machine workflow workflow_layers workflow_schema yaml_nodes
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})

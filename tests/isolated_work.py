@@ -1,4 +1,4 @@
-"""What tests/test_isolate.py and tests/test_meter.py run in other processes."""
+"""What tests of isolated calls, of the meter and of searches run in other processes."""
 
 from __future__ import annotations
 
@@ -133,3 +133,19 @@ def bytes_that_an_outer_profiler_sees() -> int:
     del kept
     results = outer.profiler.kineto_results
     return 0 if results is None else sum(max(0, event.nbytes()) for event in results.events() if event.name() == "[memory]")
+
+
+def eager_peak(config: dict, collections: list[str]) -> int:
+    """The most bytes that any of three whole eager steps of a cell holds, by the allocator's meter."""
+    from vramlab.collection import Library
+    from vramlab.meter import AllocatorMeter
+    from vramlab.workload import build
+
+    with AllocatorMeter() as meter:
+        step = build(Library(collections).model(config["model"]), config)
+        optimizer = step.make_optimizer()
+        for _ in range(3):
+            optimizer.zero_grad()
+            step.loss_fn(step.model, *step.batch).backward()
+            optimizer.step()
+    return meter.reading.peak_bytes

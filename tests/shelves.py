@@ -76,6 +76,10 @@ elif what == "foreign":
 elif what == "hangs":
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); print('grandchild', os.getpid(), flush=True); time.sleep(600)"])
     time.sleep(600)
+elif what == "fills":
+    (folder / "big").write_bytes(b"0" * 10_000)
+    print("x" * 200_000, flush=True)
+    raise OSError(28, "No space left on device")
 elif what == "infeasible":
     record("plan_infeasible", reason="budget", message="the smallest it can reach is 7 bytes")
 elif what == "wrong":

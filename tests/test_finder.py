@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vramlab.finder import find_largest
+from vramlab.finder import TrialLog, find_largest, trial
 
 
 class Workload:
@@ -71,7 +71,27 @@ def test_the_edge_is_confirmed_by_a_second_trial(flaky, largest):
     found = find_largest(workload, range(1, 200), confirm=workload)
     assert found.largest == (36 if flaky == (37,) else largest)
     assert set(found.unstable) == set(flaky)
-    assert workload.trials.count(found.largest) == 2
+    assert workload.trials.count(found.largest) == workload.trials.count(found.largest + 1) == 2
+
+
+@given(st.integers(1, 60), st.sets(st.integers(1, 80), max_size=3), st.sets(st.integers(1, 80), max_size=3), st.integers(1, 80))
+def test_with_holes_and_flaky_trials_what_is_found_fitted_twice_and_the_next_did_not(limit, holes, flaky, first):
+    workload = Workload(lambda v: v <= limit and v not in holes, flaky)
+    found = find_largest(workload, range(1, 81), first=first, doubles=False, confirm=workload)
+    assert set(found.unstable) <= flaky and max(workload.trials.count(v) for v in set(workload.trials)) <= 2
+    if found.largest is not None:
+        assert workload.is_small(found.largest) and found.largest not in flaky and workload.trials.count(found.largest) == 2
+        assert found.largest + 1 in flaky or not workload.is_small(found.largest + 1)
+    if not holes and not flaky:
+        assert found.largest == limit
+
+
+def test_a_good_guess_saves_trials():
+    """Nine of a range of 4,096: the guess, the next, both again, four beyond and the one between."""
+    for off in (0, 1, -1):
+        workload = Workload(lambda v: v <= 300)
+        assert find_largest(workload, range(1, 4097), first=300 + off, doubles=False, confirm=workload).largest == 300
+        assert len(workload.trials) <= 9
 
 
 def test_a_largest_value_that_fits_only_once_does_not_count():
@@ -83,3 +103,56 @@ def test_a_largest_value_that_fits_only_once_does_not_count():
 def test_no_values():
     with pytest.raises(ValueError, match="no value from 5 to 4"):
         find_largest(lambda v: True, range(5, 5))
+
+
+# ------------------------------------------------------------------------------------------------ trials that are kept
+
+
+class Killed(Exception):
+    pass
+
+
+class Trials:
+    """Runs of a workload that fits up to 37; dies at the `dies_at`-th."""
+
+    def __init__(self, dies_at: int | None = None) -> None:
+        self.values, self.dies_at = [], dies_at
+
+    def __call__(self, value: int) -> dict:
+        if len(self.values) == self.dies_at:
+            raise Killed
+        self.values.append(value)
+        fits = value <= 37
+        return trial(value, "ok" if fits else "oom", "" if fits else "gpu_memory", samples=value, step_seconds=0.1, compute_seconds=0.1,
+                     seconds_cap=0.2 if value <= 30 else 0.05)
+
+
+def search(log: TrialLog):
+    return find_largest(log.fits, range(1, 200), first=50, doubles=False, confirm=log.fits_again)
+
+
+@pytest.mark.parametrize("dies_at", range(12))
+def test_a_search_that_was_killed_goes_on_from_the_trials_that_are_kept(dies_at):
+    whole, kept = Trials(), []
+    expected = search(TrialLog(whole))
+    first = Trials(dies_at)
+    with pytest.raises(Killed):
+        search(TrialLog(first, keep=lambda trials: kept.__setitem__(slice(None), trials)))
+    second = Trials()
+    log = TrialLog(second, kept)
+    assert search(log) == expected and first.values + second.values == whole.values
+    assert [t["value"] for t in log.trials] == whole.values
+
+
+def test_the_log_has_both_trials_of_the_edge_and_what_is_fast():
+    log = TrialLog(Trials())
+    search(log)
+    tries = sorted((t["value"], t["attempt"]) for t in log.trials if t["value"] in (37, 38))
+    assert tries == [(37, 1), (37, 2), (38, 1), (38, 2)]
+    assert log.is_fast(30) and not log.is_fast(37) and not log.is_fast(60)
+
+
+def test_kept_trials_that_this_search_does_not_ask_for_stay_out_of_its_log():
+    log = TrialLog(Trials(), kept=[trial(150, "oom", "gpu_memory")])
+    search(log)
+    assert 150 not in [t["value"] for t in log.trials]

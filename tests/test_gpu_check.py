@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -201,7 +202,8 @@ def test_the_largest_batch_is_the_one_that_a_known_limit_has(gpu_check, limit, g
 
     good, bad, is_done = gpu_check.sections.Search(fits, granule, time.monotonic() + 60).largest(64, 2048)
     assert is_done and (good or 0) == limit // granule * granule and bad == (good or 0) + granule
-    assert len(asked) == len(set(asked)) <= 16
+    tries = Counter(asked)
+    assert len(tries) <= 20 and max(tries.values()) <= 2 and (good is None or tries[good] == tries[bad] == 2)
 
 
 def test_a_search_whose_time_is_up_says_how_far_it_came(gpu_check):

@@ -15,19 +15,21 @@ from pathlib import Path
 import psutil
 import pytest
 from shelves import small_workflow, write_fake_cell, write_method, write_model, write_workflow
+from soak import Soak
 
 from vramlab import child
 from vramlab.child import Ending, count_memory_kills, explain, last_line, run_child
 from vramlab.claiming import MARKER, end_processes, try_claim
 from vramlab.collection import Library
 from vramlab.errors import EnvironmentUnable, WorkflowError
-from vramlab.record import Outcome, RunRecord
+from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.run_folder import RunFolder, find_runs, is_done, resolve_run
 from vramlab.runner import Runner
 from vramlab.workflow import Host, expand, load_workflow
 
 HERE = Path(__file__).resolve().parent
-METHODS = ("eager", "good", "segfault", "killed", "raises", "silent", "half", "foreign", "hangs", "infeasible", "wrong", "slow", "flaky")
+METHODS = ("eager", "good", "segfault", "killed", "raises", "silent", "half", "foreign", "hangs", "infeasible", "wrong", "slow", "flaky",
+           "fills")
 
 
 class Recorder:
@@ -248,6 +250,33 @@ def test_a_full_disk_is_the_environments_fault_and_the_same_command_goes_on(lab,
     assert not list(lab.results.glob("*/*/cells/*/claim.json")) and lab.run("[good]").exit_code == 0
 
 
+def test_a_cell_that_fills_the_disk_has_a_record_and_the_run_goes_on(lab, monkeypatch):
+    """The disk: full while the cell's own file lies on it."""
+    def write(path, text):
+        if (path.parent / "big").exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomically(path, text)
+
+    monkeypatch.setattr("vramlab.record.write_atomically", write)
+    result = lab.run("[fills, good]")
+    full, alive = result.records.values()
+    assert (full.outcome, full.reason) == (Outcome.CRASHED, "disk_full") and "No space left on device" in full.message
+    assert alive.outcome is Outcome.OK and result.exit_code == 1
+    folder = result.run.cell_folder(full.cell_id)
+    assert sorted(path.name for path in folder.iterdir()) == ["record.json", "spec.json", "stdout.log"]
+    assert (folder / "stdout.log").stat().st_size == 2**16 and "No space left" in last_line(folder / "stdout.log")
+
+
+def test_a_file_that_cannot_be_written_leaves_no_part_of_it(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "record.json", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
 # ------------------------------------------------------------------------------------------------ files cut short
 
 
@@ -285,7 +314,7 @@ def test_an_interrupt_loses_only_the_running_cell_and_the_same_command_goes_on(l
     wait_for(lambda: "slow" in lab.starts())
     process.send_signal(number)
     assert process.wait(20) == 130
-    assert lab.outcomes() == {"good": "ok"} and not any(is_running(pid) for pid in lab.pids())
+    assert lab.outcomes() == {"good": "ok", "slow": "interrupted"} and not any(is_running(pid) for pid in lab.pids())
     assert not list(lab.only_run().folder.glob("cells/*/claim.json"))
     monkeypatch.setenv("SLOW", "0")
     assert lab.start("[good, slow]").wait(20) == 0
@@ -299,7 +328,9 @@ def test_kill_9_of_the_runner_loses_only_the_running_cell_and_leaves_nothing_run
     process.kill()
     process.wait()
     wait_for(lambda: not any(is_running(pid) for pid in lab.pids()))
-    assert lab.outcomes() == {"good": "ok"} and len(list(lab.only_run().folder.glob("cells/*/claim.json"))) == 1
+    stopped = next(r for r in lab.only_run().records().values() if r.config["method"] == "slow")
+    assert stopped.reason == "not_ended" and "the same command runs it again" in stopped.message and not is_done(stopped)
+    assert lab.outcomes() == {"good": "ok", "slow": "interrupted"} and len(list(lab.only_run().folder.glob("cells/*/claim.json"))) == 1
     monkeypatch.setenv("SLOW", "0")
     assert lab.start("[good, slow]").wait(20) == 0
     assert lab.starts() == ["good", "slow", "slow"] and lab.outcomes() == {"good": "ok", "slow": "ok"}
@@ -328,6 +359,12 @@ def test_a_runner_waits_for_a_cell_that_another_holds_and_takes_it_when_the_othe
     first.kill()
     first.wait()
     assert second.wait(20) == 0 and lab.starts() == ["slow", "slow"]
+
+
+@pytest.mark.slow
+def test_kills_at_random_instants_lose_nothing(tmp_path):
+    found = Soak(tmp_path, seed=3).run(kills=25, seconds=240)
+    assert found["kills"] == 25 and found["violations"] == [] and found["finished_cells"] > 0, found
 
 
 # ------------------------------------------------------------------------------------------------ claims

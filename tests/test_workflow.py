@@ -395,8 +395,15 @@ experiments:
 
 
 def test_auto_budget_where_the_batch_is_searched_and_none_is_given(shelf):
-    text = BASE.replace("budgets: [60%]\n", "") + "experiments: [{name: m, kind: max_batch}]\n"
-    assert [cell.config["budget"] for cell in expand(load(shelf, text), CPU).cells] == ["auto", "auto"]
+    text = BASE.replace("budgets: [60%]\n", "") + "experiments: [{name: m, kind: max_batch, targets: ['sim:v100-32gb', cpu]}]\n"
+    plan = expand(load(shelf, text), CPU)
+    assert [(cell.config["budget"], cell.config["target"]) for cell in plan.cells] == 2 * [("auto", "sim:v100-32gb")]
+    assert [(out.target, out.reason) for out in plan.left_out] == [("cpu", "on a CPU a search needs a cap in bytes: budgets: [2GiB]")]
+
+
+def test_a_search_on_a_cpu_takes_a_cap_in_bytes(shelf):
+    plan = expand(load(shelf, BASE + "experiments: [{name: m, kind: max_batch, targets: [cpu], budgets: [2MiB]}]\n"), CPU)
+    assert [cell.config["budget"] for cell in plan.cells] == ["2MiB", "2MiB"] and not plan.left_out
 
 
 @pytest.mark.parametrize(("search", "expected"), [
@@ -404,7 +411,7 @@ def test_auto_budget_where_the_batch_is_searched_and_none_is_given(shelf):
     ("{over: batch, low: 8, step: 8, high: 30}", (8, 24, 8)),
 ])
 def test_what_is_searched_is_resolved_to_values_that_there_are(shelf, search, expected):
-    text = BASE + f"experiments: [{{name: m, kind: max_batch, budgets: [auto], search: {search}}}]\n"
+    text = BASE + f"experiments: [{{name: m, kind: max_batch, budgets: [2MiB], search: {search}}}]\n"
     config = expand(load(shelf, text), CPU).cells[0].config
     over = config["search"]["over"]
     assert tuple(config["search"][key] for key in ("low", "high", "step")) == expected

@@ -20,6 +20,7 @@ from vramlab import __version__
 from vramlab.device import PERTURBATIONS
 from vramlab.environment import probe
 from vramlab.isolate import Call, CallResult, Settings, alternate, run_isolated
+from vramlab.largest import MeasuredSearch
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
 from vramlab.statistics import distinguishable, drift, paired_ratio
@@ -28,6 +29,10 @@ from vramlab.telemetry import Sampler
 FILES = ("schedule.json.gz", "tape.json.gz", "telemetry.csv.gz")
 # What a baseline does not depend on: it is eager's, whatever method is compared with it.
 _NOT_OF_A_BASELINE = ("method", "options", "budget", "experiment", "kind", "search")
+
+
+_OF_A_SEARCHED_PLAN = ("budget_bytes", "library_bytes", "tape_digest", "schedule_digest", "bytes_by_role", "changes_semantics",
+                       "micro_batches")
 
 
 class _Ended(Exception):
@@ -68,6 +73,10 @@ class _Draft:
         """The value of vramlab.measure.<what> in a fresh process; any other end of it ends the cell with that outcome."""
         return self.settle(self._run(what, *args, seconds=seconds), what)
 
+    def ask_of(self, what: str, spec: Mapping[str, Any], *args: Any) -> CallResult:
+        """What becomes of vramlab.measure.<what> for another spec, within the time that planning may take."""
+        return self._run(what, *args, seconds=self.config["measure"]["plan_timeout_seconds"], spec=spec)
+
     def ask_together(self, *whats: str) -> dict[str, CallResult]:
         """Several questions about the plan, each in a process of its own; at the same time on a CPU, where a peak is what one process
         allocates. On a GPU they share memory and run one after the other. The caller settles the results."""
@@ -75,10 +84,10 @@ class _Draft:
         with ThreadPoolExecutor(workers) as pool:
             return dict(zip(whats, pool.map(lambda what: self._run(what, str(self.folder)), whats)))
 
-    def _run(self, what: str, *args: Any, seconds: float | None = None) -> CallResult:
+    def _run(self, what: str, *args: Any, seconds: float | None = None, spec: Mapping[str, Any] | None = None) -> CallResult:
         print(f"{what.replace('_', ' ')} ...", flush=True)
         limit = seconds or self.config["measure"]["timeout_seconds"]
-        return run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(self.spec), *args)), timeout_seconds=limit)
+        return run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(spec or self.spec), *args)), timeout_seconds=limit)
 
     def settle(self, result: CallResult, what: str) -> Any:
         """The value of a result that is ok; otherwise the end of the cell."""
@@ -143,6 +152,8 @@ def _run_train(draft: _Draft) -> None:
 
 
 def _run_max_batch(draft: _Draft) -> None:
+    if not draft.is_simulated:
+        return _search_measured(draft)
     draft.missing["measured"] = "a simulated target: nothing runs there"
     draft.search = draft.ask("largest_by_simulation", str(draft.folder))
     _perturb(draft, "search_perturbed", draft.search)
@@ -150,12 +161,37 @@ def _run_max_batch(draft: _Draft) -> None:
         draft.end(Outcome.PLAN_INFEASIBLE, "budget", f"not even {draft.search['over']} {draft.search['low']} fits")
 
 
+def _search_measured(draft: _Draft) -> None:
+    """Trials that run, then the truth gate over what is largest."""
+    search = MeasuredSearch(draft.ask_of, draft.spec, draft.folder)
+    draft.search = search.run()
+    largest, over = draft.search["largest"], draft.search["over"]
+    for name, known in (("search.at_peak", draft.search["at_peak"]), ("search.simulated_largest", draft.search["simulated_largest"])):
+        if not known:
+            draft.missing[name] = draft.search["why_no_guess"] or search.plan_facts.get("unpredicted") or "nothing fits"
+    if largest is None:
+        lowest = search.trial_of(min(t["value"] for t in draft.search["trials"]))
+        draft.end(Outcome(lowest["outcome"]), lowest["reason"], f"not even {over} {lowest['value']} fits: {lowest['message']}")
+    draft.facts = {key: value for key, value in search.plan_facts.items() if key in _OF_A_SEARCHED_PLAN}
+    draft.measured["peak_bytes"] = search.trial_of(largest)["peak_bytes"]
+    if draft.is_eager:
+        draft.truth, draft.truth_detail = Truth.EXACT, {"steps": 0, "note": "eager is the reference itself"}
+        return
+    print("gate ...", flush=True)
+    answer = draft.ask_of("gate", search.spec_at(largest), str(draft.folder))
+    if answer.outcome is Outcome.OK:
+        _judge_truth(draft, answer.value)
+    else:
+        draft.missing["truth"] = f"{answer.outcome}: {answer.message}"
+
+
 _KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch}
 
 
 # --- their parts ----------------------------------------------------------------------------------------------------------
 def _plan(draft: _Draft, eager_peak_bytes: int | None, library_bytes: int = 0) -> None:
-    draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, library_bytes, seconds=draft.config["measure"]["plan_timeout_seconds"])
+    draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, library_bytes,
+                            seconds=draft.config["measure"]["plan_timeout_seconds"])
     if "unpredicted" in draft.facts:
         for block in ("predicted", "measured.prediction_error_bytes"):
             draft.missing[block] = draft.facts["unpredicted"]

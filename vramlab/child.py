@@ -17,6 +17,7 @@ from vramlab.record import Outcome
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 _TICK_SECONDS = 1.0
+_FULL = ("No space left on device", "Disk quota exceeded")
 # The child asks the kernel to be killed with its parent, then becomes the command: after kill -9 of the runner nothing runs on.
 _LEASH = (
     "import ctypes, os, signal, sys\n"
@@ -98,6 +99,8 @@ def explain(ending: Ending, log: Path, timeout_seconds: float) -> tuple[Outcome,
     """Outcome, reason and one sentence for a process that left no record."""
     if ending.is_timeout:
         return Outcome.TIMEOUT, "wall_clock", f"the cell was ended after {timeout_seconds:g} s (measure.timeout_seconds){_last_words(log)}"
+    if ending.returncode >= 0 and any(words in last_line(log) for words in _FULL):
+        return Outcome.CRASHED, "disk_full", f"the disk was full{_last_words(log)}"
     if ending.returncode >= 0:
         return Outcome.CRASHED, "exit", f"the cell's process ended with exit code {ending.returncode} and left no record{_last_words(log)}"
     name = _signal_name(-ending.returncode)

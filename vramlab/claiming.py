@@ -65,7 +65,7 @@ def try_claim(path: Path, mutex: Path) -> Claim | None:
 def owner_of(path: Path) -> str:
     """`process 4711 on node7`, for messages; "" when there is no claim."""
     body = _read(path)
-    return f"process {body['pid']} on {body['host']}" if body else ""
+    return f"process {body['pid']} on {body['host']}" if {"pid", "host"} <= set(body) else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ failed below the largest are the *holes*. Each value is tried once, with `confir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,15 +118,54 @@ def values_of(search: Mapping[str, Any]) -> range:
     return range(search["low"], search["high"] + 1, search["step"])
 
 
-def trial(value: int, outcome: str, reason: str, *, peak_bytes: int | None = None, samples: int | None = None,
-          step_seconds: float | None = None, compute_seconds: float | None = None, seconds_cap: float | None = None) -> Trial:
+def trial(value: int, outcome: str, reason: str, *, message: str = "", attempt: int = 1, peak_bytes: int | None = None,
+          samples: int | None = None, step_seconds: float | None = None, compute_seconds: float | None = None,
+          seconds_cap: float | None = None) -> Trial:
     """One line of a search's log. `samples` are those of a step; `compute_seconds` the first runs of its ops."""
     return {
-        "value": value, "fits": outcome == "ok", "outcome": str(outcome), "reason": reason, "peak_bytes": peak_bytes,
-        "step_seconds": step_seconds, "samples_per_second": samples / step_seconds if samples and step_seconds else None,
+        "value": value, "attempt": attempt, "fits": outcome == "ok", "outcome": str(outcome), "reason": reason, "message": message,
+        "peak_bytes": peak_bytes, "step_seconds": step_seconds,
+        "samples_per_second": samples / step_seconds if samples and step_seconds else None,
         "slowdown": step_seconds / compute_seconds if step_seconds and compute_seconds else None,
         "within_slowdown": None if step_seconds is None or seconds_cap is None else step_seconds <= seconds_cap,
     }
+
+
+class TrialLog:
+    """Trials that run: the first of each value and, where its answer is confirmed, the second.
+
+    `run(value)` makes one. `kept` are those of a search that was killed: they are not run again. `keep` gets all that are known after each.
+    """
+
+    def __init__(self, run: Callable[[int], Trial], kept: Sequence[Trial] = (), keep: Callable[[list[Trial]], None] | None = None) -> None:
+        self._run, self._keep = run, keep
+        self._known = {(t["value"], t["attempt"]): t for t in kept}
+        self._asked: dict[tuple[int, int], Trial] = {}
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Those that this search asked for, in their order."""
+        return list(self._asked.values())
+
+    def fits(self, value: int) -> bool:
+        """Does the value fit at its first trial?"""
+        return self._trial(value, 1)["fits"]
+
+    def fits_again(self, value: int) -> bool:
+        """Does it at its second?"""
+        return self._trial(value, 2)["fits"]
+
+    def is_fast(self, value: int) -> bool:
+        """Was the first trial's step within the slowdown cap?"""
+        return bool(self._trial(value, 1)["within_slowdown"])
+
+    def _trial(self, value: int, attempt: int) -> Trial:
+        key = value, attempt
+        if key not in self._known:
+            self._known[key] = {**self._run(value), "attempt": attempt}
+            if self._keep:
+                self._keep(list(self._known.values()))
+        return self._asked.setdefault(key, self._known[key])
 
 
 def largest_within(fits: Callable[[int], bool], is_fast: Callable[[int], bool], found: Found, values: range) -> int | None:
@@ -138,8 +177,9 @@ def largest_within(fits: Callable[[int], bool], is_fast: Callable[[int], bool], 
 
 
 def described(search: Mapping[str, Any], found: Found, largest_within_slowdown: int | None, trials: Iterable[Trial], *, memory_bytes: int,
-              at_peak: Mapping[str, Any], is_simulated: bool) -> dict[str, Any]:
-    """The block `search` of a record: the cell's own `search`, what was found, and the log of trials in their order."""
+              at_peak: Mapping[str, Any], is_simulated: bool, **measured: Any) -> dict[str, Any]:
+    """The block `search` of a record: the cell's own `search`, what was found, the log of trials in their order, and what only a
+    measured search has."""
     log = list(trials)
     timed = [t for t in log if t["fits"] and t["samples_per_second"]]
     fastest = max(timed, key=lambda t: t["samples_per_second"], default=None)
@@ -147,5 +187,5 @@ def described(search: Mapping[str, Any], found: Found, largest_within_slowdown: 
         **search, "largest": found.largest, "hit_upper_end": found.hit_upper_end, "holes": list(found.holes),
         "unstable": list(found.unstable), "largest_within_slowdown": largest_within_slowdown,
         "fastest": fastest and {key: fastest[key] for key in ("value", "samples_per_second")},
-        "memory_bytes": memory_bytes, "at_peak": dict(at_peak), "is_simulated": is_simulated, "trials": log,
+        "memory_bytes": memory_bytes, "at_peak": dict(at_peak), "is_simulated": is_simulated, **measured, "trials": log,
     }

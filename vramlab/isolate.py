@@ -7,6 +7,7 @@ and it ends when that pipe closes: nobody outlives a killed parent. Memory, sign
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import resource
@@ -27,6 +28,9 @@ from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, Sche
 from vramlab.record import Outcome
 
 _CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
+_GPU_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
+_SHAPE_LIMITS = ("32-bit index", "32bit index", "canUse32BitIndexMath", "invalid configuration argument",
+                 "Storage size calculation overflowed")
 _REFUSALS = (
     (PlanInfeasible, Outcome.PLAN_INFEASIBLE, "budget"),
     (Unsupported, Outcome.UNSUPPORTED, "needs"),
@@ -117,12 +121,17 @@ def alternate(first: Call, second: Call, *, warmup: int = 3, steps: int = 20, ti
 
 
 def outcome_of(error: BaseException) -> tuple[Outcome, str]:
-    """(outcome, reason) of an exception: allocation failures of host and GPU are OOM, vramlab's own refusals are what they say."""
+    """(outcome, reason) of an exception: allocation failures of host and GPU are OOM, vramlab's own refusals are what they say, and a shape
+    that no kernel takes or a disk that is full has its own reason."""
     text = str(error)
-    if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in text:
+    if type(error).__name__ == "OutOfMemoryError" or any(words in text for words in _GPU_MEMORY):
         return Outcome.OOM, "gpu_memory"
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "Cannot allocate memory" in text:
         return Outcome.OOM, "host_memory"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Outcome.CRASHED, "disk_full"
+    if isinstance(error, RuntimeError) and any(words in text for words in _SHAPE_LIMITS):
+        return Outcome.UNSUPPORTED, "shape_limit"
     for kind, outcome, reason in _REFUSALS:
         if isinstance(error, kind):
             return outcome, reason

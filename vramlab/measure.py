@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping
 
@@ -43,12 +43,14 @@ from vramlab.record import Outcome, Truth
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Role, Tape
+from vramlab.this_machine import THIS
 from vramlab.tile import TapeTiling
 from vramlab.trace import Trace
 from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
 Spec = Mapping[str, Any]
+Watch = Callable[[torch.nn.Module, torch.Tensor], None]
 _CAPTURES = 3  # of shallow networks, for a tiled tape: two give the rule, one proves it
 PROOF_SIZE = 16  # the third capture, by which a search trusts the tapes of sizes that it does not capture
 
@@ -519,8 +521,11 @@ def _live(step: TrainingStep, optimizer) -> Iterator[torch.Tensor]:
         yield from (v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
 
 
-def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
-    """Peaks of a cold step and of the next, warm one by the allocator's meter, all built inside its region. `folder` None: eager."""
+def measure_peak_of(spec: Spec, folder: str | None, steps: int = 2, watch: Watch | None = None) -> dict[str, Any]:
+    """Peaks of a cold step and of later, warm ones by the allocator's meter, all built inside its region. `folder` None: eager.
+
+    `watch(model, loss)` is called after each step.
+    """
     cell = _Cell.of(spec)
     counts: dict[str, Any] = {}
     if folder is not None and not cell.is_native:
@@ -539,9 +544,15 @@ def measure_peak_of(spec: Spec, folder: str | None) -> dict[str, Any]:
                 prefetches=executor.counts[Prefetch],
                 pinned_host_bytes=executor.arena.nbytes if executor.arena else 0,
             )
-        return lambda: one(*step.batch), lambda: list(_live(step, optimizer))
 
-    peaks = measure_step_peak(make, steps=2, device=cell.device)
+        def whole() -> None:
+            loss = one(*step.batch)
+            if watch is not None:
+                watch(step.model, loss)
+
+        return whole, lambda: list(_live(step, optimizer))
+
+    peaks = measure_step_peak(make, steps=steps, device=cell.device)
     found = {
         "meter": peaks.meter,
         "peak_bytes": peaks.peak_bytes,
@@ -774,3 +785,76 @@ def seconds_cap(tape: Tape, slowdown: float | None) -> float:
 def _bare(tape: Tape) -> Tape:
     """Without op times."""
     return tape.with_costs([0.0] * len(tape.ops))
+
+
+# --- trials of a search that run ------------------------------------------------------------------------------------------
+def guess_largest(spec: Spec) -> dict[str, Any]:
+    """What the simulator finds for a search that will be measured, and the memory: times by this machine's rates, workspaces unknown.
+
+    A native method has no schedule: its guess is eager's.
+    """
+    cell = _Cell.of(spec)
+    profile = cell.profile()
+    profile = replace(profile, memory_bytes=searched_bytes(cell.config["budget"], profile.memory_bytes))
+    config = {**cell.config, "target": f"sim:{THIS}", "profile": profile.to_json()}
+    if not cell.has_schedule:
+        config |= {"method": "eager", "options": {}}
+    return {"largest": largest_by_simulation({**spec, "config": config}, "")["largest"], "memory_bytes": profile.memory_bytes}
+
+
+def library_bytes(spec: Spec) -> int:
+    """What libraries keep between eager steps: workspaces of cuBLAS on CUDA, nothing on a CPU."""
+    return measure_peak_of(spec, None)["library_bytes"]
+
+
+def plan_trial(spec: Spec, folder: str, library_bytes: int) -> dict[str, Any]:
+    """`make_plan`, with the seconds of the ops' first runs and the longest step that still counts as fast; of eager for a native method."""
+    facts = make_plan(spec, folder, None, library_bytes)
+    if "infeasible" in facts:
+        return facts
+    cell = _Cell.of(spec)
+    if not cell.has_schedule:
+        step = cell.workload()
+        captured = cell.captured(step, cell.config["batch_size"]).tape
+        measure_costs(captured, cell.device, optimizer=step.make_optimizer()).save(Path(folder) / "tape.json.gz")
+    tape = Tape.load(Path(folder) / "tape.json.gz")
+    cap = seconds_cap(tape, cell.config["search"]["slowdown"])
+    return facts | {"first_runs_seconds": sum(op.seconds for op in tape.ops), "seconds_cap": cap}
+
+
+def run_trial(spec: Spec, folder: str, steps: int) -> dict[str, Any]:
+    """Whole training steps under the meter: the most that any of them held, and in `untrained` why they do not count as training: a loss
+    that is not finite, a parameter without the gradient that the tape gives it; "" where they do."""
+    tape = Tape.load(Path(folder) / "tape.json.gz")
+    trained = {s.name.removesuffix(".grad") for s in tape.storages if s.role is Role.GRADIENT}
+    losses: list[float] = []
+    untrained = [""]
+
+    def watch(model: torch.nn.Module, loss: torch.Tensor) -> None:
+        losses.append(float(loss))
+        bare = [name for name, parameter in model.named_parameters() if name in trained and parameter.grad is None]
+        if not np.isfinite(losses[-1]) or bare:
+            untrained[0] = f"step {len(losses)}: loss {losses[-1]}, {len(bare)} parameters without a gradient"
+
+    found = measure_peak_of(spec, folder, steps, watch)
+    return {
+        "peak_bytes": max(found["peak_bytes"], found["cold_peak_bytes"]), "warm_peak_bytes": found["peak_bytes"],
+        "persistent_bytes": found["persistent_bytes"], "library_bytes": found["library_bytes"],
+        "allocation_retries": found.get("allocation_retries"),
+        "reserved_peak_bytes": found.get("reserved_peak_bytes"), "loss": losses[-1] if np.isfinite(losses[-1]) else None,
+        "untrained": untrained[0],
+    }
+
+
+def time_trial(spec: Spec, folder: str, steps: int) -> list[float]:
+    """Seconds of each of some steps, the first ones cold; nothing meters them."""
+    step, device = timed_step(spec, folder), _Cell.of(spec).device
+    synchronize = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    seconds = []
+    for _ in range(steps):
+        synchronize()
+        started = time.perf_counter()
+        step()
+        synchronize()
+        seconds.append(time.perf_counter() - started)
+    return seconds

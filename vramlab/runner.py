@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import signal
 import sys
 import time
@@ -25,12 +26,14 @@ from vramlab.child import Ending, explain, last_line, run_child
 from vramlab.claiming import HEARTBEAT_SECONDS, Claim, locked, owner_of, try_claim
 from vramlab.environment import cache_dir, probe
 from vramlab.errors import EnvironmentUnable
-from vramlab.record import RunRecord, write_atomically
+from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.run_folder import RunFolder, is_done, now, read_record
 from vramlab.workflow import Cell, Plan
 
 CELL_COMMAND = (sys.executable, "-m", "vramlab.cell")
 _POLL_SECONDS = 0.5
+_OF_THE_RUNNER = ("spec.json", "claim.json", "stdout.log")
+_KEPT_LOG_BYTES = 2**16
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -170,22 +173,22 @@ class Runner:
     def _run_process(self, number: int, cell: Cell, claim: Claim) -> None:
         folder = self.run_folder.cell_folder(cell.cell_id)
         log, timeout_seconds = folder / "stdout.log", cell.config["measure"]["timeout_seconds"]
-        (folder / "record.json").unlink(missing_ok=True)
         write_atomically(folder / "spec.json", json.dumps(self._spec(cell), indent=1, sort_keys=True) + "\n")
+        started = now()
+        self._begun(cell, started).save(folder / "record.json")
         beats = _Every(HEARTBEAT_SECONDS, claim.beat)
 
         def tick(seconds: float) -> None:
             beats()
             self.display.tick(cell, seconds, last_line(log))
 
-        started = now()
         self.display.cell_begins(cell, number)
         ending = run_child([*self.command, str(folder.resolve())], log=log, token=claim.token,
                            timeout_seconds=timeout_seconds, on_tick=tick)
         record = read_record(folder, cell.cell_id)
-        if record is None:
-            record = self._obituary(cell, ending, log, started)
-            record.save(folder / "record.json")
+        if record is None or record.outcome is Outcome.INTERRUPTED:
+            record = self._obituary(cell, ending, log, started, is_cut=record is None)
+            _save_where_full(record, folder)
         self.display.cell_ends(cell, record, ending.seconds)
 
     def _spec(self, cell: Cell) -> dict[str, Any]:
@@ -196,18 +199,44 @@ class Runner:
             "run_dir": str(self.run_folder.folder.resolve()),
         }
 
-    def _obituary(self, cell: Cell, ending: Ending, log: Path, started: str) -> RunRecord:
-        """The record of a cell whose process left none."""
+    def _begun(self, cell: Cell, started: str) -> RunRecord:
+        """What stands in a cell's place until it ends: all that is left of it when this process is killed."""
+        message = f"it began at {started} and has not ended: it still runs, or the run was stopped; the same command runs it again"
+        return self._own_record(cell, Outcome.INTERRUPTED, "not_ended", message, started)
+
+    def _obituary(self, cell: Cell, ending: Ending, log: Path, started: str, is_cut: bool) -> RunRecord:
+        """The record of a cell whose process left none, or, where it `is_cut`, one that is not whole."""
         outcome, reason, message = explain(ending, log, cell.config["measure"]["timeout_seconds"])
-        if (log.parent / "record.json").exists() and ending.returncode == 0:
+        if is_cut and ending.returncode == 0:
             message = "the cell left a record that is not whole"
+        return self._own_record(cell, outcome, reason, message, started, seconds=ending.seconds, exit_code=ending.returncode)
+
+    def _own_record(self, cell: Cell, outcome: Outcome, reason: str, message: str, started: str, **provenance: Any) -> RunRecord:
         return RunRecord(
             cell_id=cell.cell_id, kind=cell.config["kind"], workflow=workflow_to_json(self.plan), config=cell.config,
             outcome=outcome, reason=reason, message=message, missing={"measured": message, "predicted": message},
-            provenance={"started": started, "ended": now(), "seconds": ending.seconds, "exit_code": ending.returncode,
-                        "written_by": "runner", "vramlab": __version__,
-                        "method_source_sha256": cell.config["sources"]["method"]},
+            provenance={"started": started, "ended": now(), "written_by": "runner", "vramlab": __version__,
+                        "method_source_sha256": cell.config["sources"]["method"], **provenance},
         )
+
+
+def _save_where_full(record: RunRecord, folder: Path) -> None:
+    """Save a cell's record; on a full disk what the cell wrote goes first, its log down to the end of it."""
+    path = folder / "record.json"
+    try:
+        return record.save(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        elif left.name not in _OF_THE_RUNNER:
+            left.unlink()
+    log = folder / "stdout.log"
+    if log.stat().st_size > _KEPT_LOG_BYTES:
+        log.write_bytes(log.read_bytes()[-_KEPT_LOG_BYTES:])
+    record.save(path)
 
 
 class _Every:

@@ -403,7 +403,7 @@ def expand(workflow: Workflow, host: Host) -> Plan:
         complete, problems = validate(CompleteExperiment, experiment.node)
         raise_problems(problems)
         for target in _targets(complete, host):
-            reason = _why_not(complete, target, host)
+            reason = _why_not(complete, target, host) or _why_unbounded(complete, target, workflow.library)
             if reason:
                 left_out.append(LeftOut(complete.name, target, reason))
             else:
@@ -437,6 +437,14 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
     if folder and not Path(folder).expanduser().is_dir():
         return f"there is no directory {folder}"
     return None
+
+
+def _why_unbounded(experiment: CompleteExperiment, target: str, library: Library) -> str | None:
+    """Why a search cannot be measured on a CPU: its memory has no edge that a trial could run into before the machine does."""
+    if experiment.kind != "max_batch" or target != "cpu":
+        return None
+    budgets = [budget for entry in experiment.methods for budget in _budgets(experiment, entry, library.method(entry.name))]
+    return "on a CPU a search needs a cap in bytes: budgets: [2GiB]" if "auto" in budgets else None
 
 
 def _cells(experiment: CompleteExperiment, target: str, library: Library) -> Iterator[Cell]:

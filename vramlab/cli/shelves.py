@@ -13,8 +13,10 @@ from vramlab.collection import Library, Method, Model, Option, find_collections
 from vramlab.device import profile_names
 from vramlab.errors import WorkflowError
 from vramlab.report.claims import load_claims
+from vramlab.report.standing import standings, tally
 from vramlab.report.words import bytes_in_words, join_words
-from vramlab.run_folder import find_runs, unreadable_runs
+from vramlab.run_folder import find_runs, is_done, unreadable_runs
+from vramlab.runs import load_run
 from vramlab.this_machine import THIS, is_calibrated, known_profiles, open_profile
 from vramlab.yaml_nodes import nearest, one_of, plain, read_yaml
 
@@ -30,6 +32,8 @@ def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: P
     rows = [row for row in rows if wanted <= set(row.get("tags", ()))]
     if as_json:
         print_json(rows)
+    elif rows and what == "claims":
+        print("\n".join(_claim_lines(rows)))
     elif rows:
         columns = list(rows[0])
         print(table(columns, [[_in_words(row[column]) for column in columns] for row in rows]))
@@ -113,9 +117,19 @@ def _devices(library: Library, results: Path, problems: list[str]) -> Rows:
 
 
 def _claims(library: Library, results: Path, problems: list[str]) -> Rows:
-    known = load_claims(library.report_files("claims.yaml"))
-    return [{"id": c.id, "system": c.system, "model": c.model, "metric": c.metric, "value": c.in_words, "confidence": c.confidence}
-            for c in known.values()]
+    runs = [load_run(run.folder) for run in find_runs(results)]
+    return [standing.to_json() for standing in standings(runs, load_claims(library.report_files("claims.yaml")))]
+
+
+def _claim_lines(rows: Rows) -> list[str]:
+    """The table of claims and what it comes to; of several records the first."""
+    columns = ("id", "system", "model", "metric", "value", "obtained", "state", "evidence")
+
+    def evidence(paths: Sequence[str]) -> str:
+        return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "") if paths else ""
+
+    told = [[evidence(row[name]) if name == "evidence" else _in_words(row[name]) for name in columns] for row in rows]
+    return [table(columns, told), "", tally(rows)]
 
 
 def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
@@ -124,7 +138,7 @@ def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
     for run in find_runs(results):
         records = run.records()
         outcomes = Counter(str(record.outcome) for record in records.values())
-        rows.append({"run": run.name, "started": run.plan["started"], "cells": len(run.plan["cells"]), "done": len(records),
+        rows.append({"run": run.name, "started": run.plan["started"], "cells": len(run.plan["cells"]), "done": sum(map(is_done, records.values())),
                      "outcomes": ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())),
                      "overrides": list(run.plan["overrides"])})
     return rows

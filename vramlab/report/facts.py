@@ -32,7 +32,8 @@ METRICS: Mapping[str, str] = {
     "measured.step_seconds": "wall time of one training step, every sample kept",
     "predicted.peak_bytes": "peak of the schedule by its order alone; holds for any device (simulated)",
     "predicted.step_seconds": "length of the simulated timeline on the stated profile (simulated)",
-    "search.largest": "largest batch, depth or image size that fits the memory, found by doubling, bisection and a few probes beyond",
+    "search.largest": "largest batch, depth or image size that fits the memory, found by doubling, bisection and a few probes beyond; "
+                      "measured: three whole steps in a fresh process a trial, it fits twice and the next fails twice",
     "search.largest_within_slowdown": "the same where a step takes no longer than its ops' first runs and one more forward phase, or as "
                                       "many times the first runs as the workflow says",
     "training.loss": "training loss of each step, eager's on the same batches beside it",

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Mapping, Sequence
 
-from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.figures import peak_of
 from vramlab.report.inversions import inversions
 from vramlab.report.words import (
     DASH, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
-    join_words, seconds_in_words, significant, simulated_ratio,
+    seconds_in_words, significant, simulated_ratio,
 )
 from vramlab.runs import Cell, Run
 
@@ -154,8 +153,9 @@ def measured_table(run: Run) -> Table:
     table = Table("steps", "Training steps, measured", (
         ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", "time / eager's, 95 %", "eager / eager")),
         ("simulated", ("peak", "off by", "step time", "time / eager's")), ("", ("evidence",))))
-    for cell in _cells(run, "step", simulated=False):
-        _add(table, cell, 9, lambda record: _measured(table, Numbers(table, record), record) + _predicted(Numbers(table, record), record))
+    for cell in cells_of(run, "step", simulated=False):
+        add_row(table, cell, 9, lambda record: [*_measured(table, Numbers(table, record), record),
+                                                *_predicted(Numbers(table, record), record)])
     return table
 
 
@@ -163,16 +163,17 @@ def simulated_table(run: Run) -> Table:
     """Training steps on devices that are not at hand."""
     columns = ("peak", "of eager's", "step time", "time / eager's", "recomputing", "waiting for copies", "copied")
     table = Table("simulated", "Training steps, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
-    for cell in _cells(run, "step", simulated=True):
-        _add(table, cell, len(columns), lambda record: _simulated(Numbers(table, record), record))
+    for cell in cells_of(run, "step", simulated=True):
+        add_row(table, cell, len(columns), lambda record: _simulated(Numbers(table, record), record))
     return table
 
 
-def _cells(run: Run, kind: str, *, simulated: bool | None = None) -> list[Cell]:
+def cells_of(run: Run, kind: str, *, simulated: bool | None = None) -> list[Cell]:
+    """The cells of a kind: on device profiles, on hardware, or both."""
     return [c for c in run.cells if c.config.get("kind") == kind and simulated in (None, is_simulated_target(c.config))]
 
 
-def _add(table: Table, cell: Cell, columns: int, numbers: Callable[[RunRecord], list[Value]]) -> None:
+def add_row(table: Table, cell: Cell, columns: int, numbers: Callable[[RunRecord], list[Value]]) -> None:
     """One row: identity, state, numbers, link; dashes when there is no record."""
     values = [*identity(cell), *state(table, cell)]
     values += numbers(cell.record) if cell.record else [table.dash(cell.problem)] * columns
@@ -240,7 +241,7 @@ def _median(samples: Sequence[float] | None) -> float | None:
 
 def methods_table(run: Run) -> Table:
     """Simulated step times of every method on every network at every budget, where a run has several of both."""
-    cells = [c for c in _cells(run, "step", simulated=True) if c.record]
+    cells = [c for c in cells_of(run, "step", simulated=True) if c.record]
     models = tuple(dict.fromkeys(str(c.config.get("model")) for c in cells))
     table = Table("methods", "Methods on networks, simulated: step time / eager's",
                   (("", ("on", "method", "budget")), ("simulated", models)))
@@ -291,39 +292,12 @@ def _either_ratio(table: Table, record: RunRecord) -> Value:
     return numbers.show(record.measured.get("ratio"), interval_in_words, "measured.ratio")
 
 
-def search_table(run: Run) -> Table:
-    """Searches for the largest batch, depth or other option."""
-    columns = ("largest", "as fast as one more forward", "fastest", "memory", "searched", "values tried")
-    table = Table("searches", "Largest that fits, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
-    for cell in _cells(run, "max_batch"):
-        _add(table, cell, len(columns), lambda record: _search(table, record))
-    return table
-
-
-def _search(table: Table, record: RunRecord) -> list[Value]:
-    numbers, block = Numbers(table, record), record.search
-    trials = block.get("trials") or []
-    over, bounds = block.get("over", BATCH), f"{block.get('low')} to {block.get('high')}" if block.get("high") is not None else None
-    largest = numbers.show(block.get("largest"), lambda v: f"{over} {v}", "search.largest")
-    if block.get("largest") is not None and block.get("largest") == block.get("high") and counts(record):
-        largest = Value(text=f"{over} at least {block['largest']}", note=table.note("the search ended at its own limit"))
-    elif block.get("holes") and counts(record):
-        failed = join_words(map(str, block["holes"]))
-        largest = replace(largest, note=table.note(f"below it {failed} {'does' if len(block['holes']) == 1 else 'do'} not fit"))
-    return [
-        largest, numbers.show(block.get("largest_within_slowdown"), str, "search.largest_within_slowdown"),
-        numbers.show((block.get("fastest") or {}).get("value"), str, "search.fastest"),
-        numbers.bytes(block.get("memory_bytes"), "search.memory_bytes"), numbers.show(bounds, str, "search.high"),
-        numbers.show(len(trials) or None, str, "search.trials"),
-    ]
-
-
 def training_table(run: Run) -> Table:
     """Real training beside eager's."""
     columns = ("steps", "equal to eager", "final loss", "eager's", "final test accuracy", "eager's")
     table = Table("training", "Training, measured", (("", (*IDENTITY, *STATE)), ("measured", columns), ("", ("evidence",))))
-    for cell in _cells(run, "train"):
-        _add(table, cell, len(columns), lambda record: _trained(table, record))
+    for cell in cells_of(run, "train"):
+        add_row(table, cell, len(columns), lambda record: _trained(table, record))
     return table
 
 

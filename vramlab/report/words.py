@@ -81,8 +81,8 @@ def is_simulated_target(config: Mapping[str, Any]) -> bool:
 
 
 def is_simulated(record: RunRecord) -> bool:
-    """Whether a record's numbers come from the simulator alone: on a device profile, and in every search."""
-    return is_simulated_target(record.config) or record.kind == "max_batch"
+    """Whether a record's numbers come from the simulator alone."""
+    return is_simulated_target(record.config)
 
 
 def counts(record: RunRecord) -> bool:
