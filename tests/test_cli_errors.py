@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from vramlab.cli import checks
 from vramlab.collection import read_method
 from vramlab.method_check import check_method
 
@@ -35,3 +37,48 @@ def test_a_method_that_ends_the_process_is_a_fault_of_the_method(where, tmp_path
     (folder / "method.py").write_text(at_import if where == "import" else in_plan)
     faults = [fault for check in check_method(read_method(folder)) for fault in check.faults]
     assert any("SystemExit: 7" in fault for fault in faults)
+
+
+def spoiled(root: Path, name: str, old: str, new: str, file: str = "method.py") -> Path:
+    """Method replay under another name, with one change."""
+    folder = root / "methods" / name
+    folder.mkdir(parents=True)
+    for each in ("card.yaml", "method.py"):
+        text = (ROOT / "methods" / "replay" / each).read_text().replace("f424d89c1ab35162", "f424d89c1ab35163")
+        assert each != file or old in text
+        (folder / each).write_text(text.replace(old, new) if each == file else text)
+    return folder
+
+
+@pytest.mark.parametrize(("new", "said"), [
+    ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed: the process died of SIGSEGV"),
+    ("while True: pass", "timeout: no answer within 5 s"),
+    ("raise KeyboardInterrupt", "crashed"),
+])
+def test_a_method_that_dies_or_hangs_is_told_and_the_command_ends(new, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "PLANS_SECONDS", 5.0 if "while" in new else 120.0)
+    monkeypatch.chdir(tmp_path)
+    spoiled(tmp_path, "bad", "        return fixed_plan(", f"        {new}\n        return fixed_plan(")
+    assert checks.check_one_method("bad", [], as_json=False) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_what_a_method_prints_is_not_among_the_answers(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    spoiled(tmp_path, "bad", "        return fixed_plan(", "        print('a word')\n        raise RuntimeError('boom')\n        return fixed_plan(")
+    assert checks.check_one_method("bad", [], as_json=True) == 1
+    told = capfd.readouterr()
+    assert any("boom" in fault for check in json.loads(told.out) for fault in check["faults"]) and "a word" in told.err
+
+
+@pytest.mark.parametrize(("file", "old", "new", "said"), [
+    ("method.py", "@dataclass", "def (:", "method.py cannot be read as Python"),
+    ("card.yaml", "needs: []", "needs: [backwards]", "need 'backwards' is unknown; there are timings, backward"),
+    ("method.py", "        return fixed_plan(", "        __import__('torch')\n        return fixed_plan(", "torch was imported while it planned"),
+    ("card.yaml", "claims: []", "claims: [vdnn-page-2]", "claim 'vdnn-page-2' is unknown"),
+])
+def test_what_reading_the_method_does_not_show(file, old, new, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spoiled(tmp_path, "bad", old, new, file)
+    assert checks.check_one_method("bad", [], as_json=False) == 1
+    assert said in capsys.readouterr().out

@@ -12,8 +12,8 @@ import pytest
 from shelves import write_method, write_model
 
 from vramlab.collection import (
-    Library, Option, UnknownName, built_in_collection, find_collections, hash_sources, read_method, read_model, resolve_options,
-    source_files,
+    Library, Option, UnknownName, built_in_collection, find_collections, files_of_options, hash_sources, read_method, read_model,
+    resolve_options, source_files,
 )
 from vramlab.errors import WorkflowError
 
@@ -133,9 +133,9 @@ def test_a_model_card_is_called_as_its_file_and_its_code_lies_beside_it(shelf):
 
 
 @pytest.mark.parametrize(("kind", "good", "bad"), [
-    ("int", [3, -1], [3.0, "3", True]), ("float", [3, 0.5], ["x", True, [1.0]]), ("bool", [True], [1, "yes"]), ("str", ["x"], [3]),
+    ("int", [3, -1], [3.0, "3", True]), ("float", [3, 0.5], ["x", True, [1.0], float("nan"), float("inf")]), ("bool", [True], [1, "yes"]), ("str", ["x"], [3]),
     ("bytes", ["6GiB", 1024, "1.5 GB"], ["6 Gigs", 0, True]), ("list[int]", [[], [1, 2]], [[1.5], 3, [True]]),
-    ("list[float]", [[1, 2.5]], [["1"]]), ("list[str]", [["a"]], ["a"]),
+    ("list[float]", [[1, 2.5]], [["1"], [float("nan")]]), ("list[str]", [["a"]], ["a"]),
 ])
 def test_options_take_their_type_only(kind, good, bad):
     default = good[0]
@@ -143,6 +143,22 @@ def test_options_take_their_type_only(kind, good, bad):
     assert [option.fault(value) for value in good] == [None] * len(good)
     assert all(option.fault(value) for value in bad)
     assert option.fault(None) is not None and Option(default=None, type=kind, help="x").fault(None) is None
+
+
+def test_what_an_option_names_is_known_by_its_content(tmp_path):
+    """Of a file, of a folder of files, and of nothing."""
+    declared = {"weights": Option(default=None, type="file", help="x")}
+    (tmp_path / "a").mkdir()
+
+    def found(path):
+        return files_of_options(declared, {"weights": path})
+
+    (tmp_path / "a" / "one.json").write_text("1")
+    before = found(str(tmp_path / "a"))["weights"], found(str(tmp_path / "a" / "one.json"))["weights"]
+    assert before[1] == hashlib.sha256(b"1").hexdigest() != before[0] is not None
+    (tmp_path / "a" / "one.json").write_text("2")
+    assert found(str(tmp_path / "a"))["weights"] not in (None, before[0])
+    assert found(None) == {} and found("") == found(str(tmp_path / "b")) == {"weights": None}
 
 
 def test_options_are_filled_in_and_read():

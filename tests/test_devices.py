@@ -127,3 +127,13 @@ def test_copies_and_ops_take_the_time_that_the_numbers_say():
 def test_unknown_names_list_the_known(name):
     with pytest.raises(KeyError, match="v100-32gb"):
         load_profile(name)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("h2d_bytes_per_second", 0), ("d2h_bytes_per_second", -1.0), ("memory_bytes", 0), ("flops_per_second", float("nan")), ("devices", 0),
+    ("copy_latency_seconds", float("inf")), ("launch_seconds", -1e-6)])
+def test_a_device_at_whose_rates_nothing_runs_is_refused_by_name(name, value):
+    profile = load_profile("v100-32gb")
+    with pytest.raises(ValueError, match=f"'v100-32gb': {name} is"):
+        replace(profile, **{name: value})
+    assert replace(profile, copy_latency_seconds=0.0, launch_seconds=0.0).copy_seconds(0, to_host=True) == 0.0

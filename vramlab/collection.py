@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -73,6 +74,8 @@ class Option(Strict):
             return f"{shown(value)} is not allowed; allowed: {one_of(map(str, self.choices))}{nearest(str(value), map(str, self.choices))}"
         number = parse_bytes(value) if self.type == "bytes" else value
         for item in number if isinstance(number, list) else [number]:
+            if isinstance(item, float) and not math.isfinite(item):
+                return f"{shown(value)} is not allowed; must be a finite number"
             if self.min is not None and item < self.min or self.max is not None and item > self.max:
                 low = f"at least {self.min:g}" if self.min is not None else ""
                 high = f"at most {self.max:g}" if self.max is not None else ""
@@ -415,13 +418,21 @@ def resolve_options(declared: Mapping[str, Option], given: Mapping[str, Any], ow
 
 
 def files_of_options(declared: Mapping[str, Option], options: Mapping[str, Any]) -> dict[str, str | None]:
-    """SHA-256 of each file that an option names, None where there is none: another content is another cell."""
+    """SHA-256 of each file, or folder of files, that an option names, None where there is none: another content is another cell."""
     found = {}
     for key, option in declared.items():
         if option.type == "file" and options[key] is not None:
-            path = Path(options[key]).expanduser()
-            found[key] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+            found[key] = _hash_of_path(Path(options[key]).expanduser()) if options[key] else None
     return found
+
+
+def _hash_of_path(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return hash_sources(path, [file for file in path.iterdir() if file.is_file()])
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    except OSError:  # it may not be read; whoever needs it will say so
+        return None
 
 
 def source_files(folder: Path) -> list[Path]:

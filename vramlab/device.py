@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Mapping
@@ -12,7 +13,7 @@ PROFILES_DIR = Path(__file__).with_name("devices")
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfile:
-    """Rates of one device and its host link. Bytes, seconds, FLOP."""
+    """Rates of one device and its host link. Bytes, seconds, FLOP. ValueError names a rate that nothing could run at."""
 
     name: str
     memory_bytes: int
@@ -27,6 +28,15 @@ class DeviceProfile:
     devices: int = 1
     device_link_bytes_per_second: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)  # field name -> where the number comes from
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "flops_per_second", "flops_efficiency", "memory_bytes_per_second", "h2d_bytes_per_second",
+                     "d2h_bytes_per_second", "devices"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"device profile {self.name!r}: {name} is {getattr(self, name)!r}; it must be above zero and finite")
+        for name in ("copy_latency_seconds", "launch_seconds", "device_link_bytes_per_second"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"device profile {self.name!r}: {name} is {getattr(self, name)!r}; it must not be below zero, and finite")
 
     def copy_seconds(self, nbytes: int, *, to_host: bool) -> float:
         """Latency + bytes / bandwidth of one copy."""

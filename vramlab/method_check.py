@@ -13,18 +13,20 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable
 
 from vramlab.check import check_schedule
-from vramlab.collection import Method, built_in_collection, source_files
+from vramlab.collection import Method, built_in_collection, read_method, source_files
 from vramlab.device import load_profile
 from vramlab.errors import PlanInfeasible, ScheduleError, Unsupported
+from vramlab.layers import NEEDS
 from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Schedule
 from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
-from vramlab.yaml_nodes import one_of
+from vramlab.yaml_nodes import nearest, one_of
 
 PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
     "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
@@ -51,11 +53,26 @@ def check_method(method: Method) -> list[Check]:
     except (Exception, SystemExit) as error:  # whatever an author's module raises while it is imported is the answer
         return [*checks, Check("loads", [f"{type(error).__name__}: {error}"])]
     checks.append(Check("build() has the card's options with the card's defaults", list(_option_faults(method, build))))
+    checks.append(Check("the card's needs are known", [f"need {need!r} is unknown; there are {one_of(NEEDS)}{nearest(need, NEEDS)}"
+                                                       for need in method.card.needs if need not in NEEDS]))
     if method.card.required:
         return [*checks, Check(f"is asked for no plan: it needs the option {one_of(method.card.required)}", [])]
-    if method.card.kind == "planner" and not checks[-1].faults:
+    if method.card.kind == "planner" and not any(check.faults for check in checks[1:]):
+        had_torch = "torch" in sys.modules
         checks += _plan_checks(method)
+        if "torch" in sys.modules and not had_torch:
+            checks[0].faults.append("torch was imported while it planned")
     return checks
+
+
+def check_folder(folder: str) -> list[Check]:
+    """`check_method` of the method in a folder, for a process of its own."""
+    return check_method(read_method(Path(folder)))
+
+
+def check_contract_of_folder(folder: str) -> list[Check]:
+    """`check_contract`, likewise."""
+    return check_contract(read_method(Path(folder)))
 
 
 # ------------------------------------------------------------------------------------------------ imports and options
@@ -66,7 +83,11 @@ def _import_faults(method: Method) -> Iterator[str]:
     for path in source_files(method.folder):
         if path.suffix != ".py":
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        except (SyntaxError, ValueError) as error:  # no UTF-8, a null byte
+            yield f"{path.name} cannot be read as Python: {error}"
+            continue
         inner = _below(tree, lambda n: isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
         for_types = _below(tree, lambda n: isinstance(n, ast.If) and ast.unparse(n.test).endswith("TYPE_CHECKING"))
         for node in ast.walk(tree):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
+from vramlab.errors import Unsupported
 from vramlab.layers import check_needs
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.rollout import infeasible
@@ -61,6 +62,8 @@ class Checkpoint:
         if self.segments is not None:
             return [Segmentation(split_into(self.segments, candidates))]
         return [Segmentation(sqrt_cuts(candidates))] if is_free or self.plan_by == "sqrt" else map(Segmentation, variants(tape))
+
+
 def _fastest_that_fits(tried: list[CheckedSchedule], device: DeviceProfile, budget: Budget) -> CheckedSchedule:
     fitting = [checked for checked in tried if checked.peak_bytes <= budget.device_bytes]
     if not fitting:
@@ -89,7 +92,7 @@ def _cost(checked: CheckedSchedule, device: DeviceProfile) -> tuple[float, int, 
 
 
 def build(plan: str = "auto", segments: int | None = None, drop_cheap: bool = False) -> Checkpoint:
-    """The planner for these options. ValueError where they contradict each other."""
+    """The planner for these options. Unsupported where they contradict each other."""
     if plan == "budget" and segments is not None:
-        raise ValueError(f"segments={segments} with plan=budget: Algorithm 3 finds the number of segments itself")
+        raise Unsupported(f"method 'checkpoint': segments={segments} with plan=budget; Algorithm 3 finds the number of segments itself")
     return Checkpoint(plan_by=plan, segments=segments, drop_cheap=drop_cheap)

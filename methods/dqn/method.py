@@ -144,7 +144,10 @@ class DqnPlanner:
 
 @cache
 def load_network(agent: str, weights: str | None, digest: str, seed: int) -> Network:
-    """The network that the options name. `weights` is a file, or a folder with one a tape, named by its digest."""
+    """The network that the options name. `weights` is a file, or a folder with one a tape, named by its digest.
+
+    Unsupported where it holds none.
+    """
     if agent == "untrained":
         return Network("graph", fresh_weights("graph", seed), {})
     if weights is None:
@@ -153,7 +156,10 @@ def load_network(agent: str, weights: str | None, digest: str, seed: int) -> Net
     path = path / f"{digest}.json" if path.is_dir() else path
     if not path.is_file():
         raise Unsupported(f"method 'dqn': there are no weights at {path}; train them with the command `train dqn`")
-    return Network.load(path)
+    try:
+        return Network.load(path)
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:  # JSON of another kind, or none
+        raise Unsupported(f"method 'dqn': {path} holds no weights: {wrong}") from wrong
 
 
 def training() -> ModuleType:

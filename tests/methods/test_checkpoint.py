@@ -12,7 +12,7 @@ from tapes import MAP, SCALAR, TOYS, WEIGHT, StepBuilder, chain, random_op
 
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, built_in_collection
-from vramlab.errors import PlanInfeasible
+from vramlab.errors import PlanInfeasible, Unsupported
 from vramlab.layers import articulation_points, cuts_of
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Compute, Recompute
@@ -171,7 +171,7 @@ def test_no_convolution_runs_twice_when_only_cheap_maps_are_dropped():
 
 
 def test_a_number_of_segments_contradicts_algorithm_3():
-    with pytest.raises(ValueError, match="segments=4"):
+    with pytest.raises(Unsupported, match="segments=4"):
         METHOD.build(plan="budget", segments=4)
 
 

@@ -267,6 +267,17 @@ def test_weights_of_another_tape_are_missed_by_name(tmp_path):
         METHOD.build(weights=str(tmp_path)).plan(tape, DEVICE, Budget(device_bytes=int(0.7 * plain_peak(tape))))
 
 
+@pytest.mark.parametrize("text", ["root:x:0:0", "[]", '{"format": 1', '{"format": 1, "features": 3}', '{"format": 1, "features": %d}'])
+def test_a_file_that_holds_no_weights_is_refused_by_name(tmp_path, text):
+    path, tape = tmp_path / "a.json", TOYS["long_chain"]()
+    path.write_text(text.replace("%d", str(NETWORK.FEATURES)))
+    budget = Budget(device_bytes=int(0.7 * plain_peak(tape)))
+    with pytest.raises(Unsupported, match="a.json holds no weights"):
+        METHOD.build(weights=str(path)).plan(tape, DEVICE, budget)
+    NETWORK.Network("graph", NETWORK.fresh_weights("graph", 3), {}).save(tmp_path / "b.json")
+    assert METHOD.build(weights=str(tmp_path / "b.json")).plan(tape, DEVICE, budget).tape_digest == tape.digest
+
+
 # --- training -------------------------------------------------------------------------------------------------------------
 def trainer(folder: Path, **settings):
     training = CODE.training()

@@ -119,7 +119,8 @@ def plan_step(
     collection: Collections = None,
     as_json: AsJson = False,
 ) -> None:
-    """Capture one training step, plan it and predict it. KEY=VALUE sets any key: model.image_size=64 training.optimizer=adam."""
+    """Capture one training step, plan it and predict it. KEY=VALUE sets any key: model.image_size=64
+    training.optimizer=adam methods.dtr.options.heuristic=eq."""
     from vramlab.cli.workflows import plan_one_step
 
     raise typer.Exit(plan_one_step(model, batch, method, budget, device, overrides or [], collection or [],

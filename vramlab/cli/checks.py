@@ -15,16 +15,21 @@ from vramlab.cli.progress import PlainDisplay
 from vramlab.cli.workflows import Silent, open_library, scratch
 from vramlab.collection import Library, Method
 from vramlab.errors import WorkflowError
-from vramlab.method_check import Check, check_contract, check_method
 from vramlab.doctor import detect_host
+from vramlab.isolate import Call, Settings, run_isolated
+from vramlab.method_check import Check
 from vramlab.prediction import Comparison, Prediction, comparisons, judge, to_json
 from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.report.claims import load_claims
 from vramlab.report.words import DASH, bytes_in_words, seconds_in_words
 from vramlab.run_folder import resolve_run
 from vramlab.runner import Runner
 from vramlab.workflow import Host, single_cell
+from vramlab.yaml_nodes import nearest
 
 BUDGETS = ("80%", "60%")
+# How long a method may take over its plans of a small chain, and over the whole contract on all toys.
+PLANS_SECONDS, CONTRACT_SECONDS = 120.0, 1200.0
 # An honest refusal is no fault of a method.
 _REFUSED = frozenset({Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED})
 
@@ -33,9 +38,9 @@ def check_one_method(name: str, extra: Sequence[Path], *, as_json: bool) -> int:
     """Print every check of a method; exit code 1 when one fails. WorkflowError (exit code 2) when there is none or its card is wrong."""
     library = open_library(extra)
     method = library.method(name)
-    checks = check_method(method)
+    checks = [_check_claims(library, method), *_apart("check_folder", method, PLANS_SECONDS)]
     if not any(check.faults for check in checks) and not method.card.required:
-        checks += check_contract(method) if method.card.kind == "planner" else []
+        checks += _apart("check_contract_of_folder", method, CONTRACT_SECONDS) if method.card.kind == "planner" else []
         checks.append(_check_truth(library, method))
     if as_json:
         print_json([asdict(check) for check in checks])
@@ -43,6 +48,21 @@ def check_one_method(name: str, extra: Sequence[Path], *, as_json: bool) -> int:
         print("\n".join(f"{'ok  ' if not check.faults else 'FAIL'}  {check.what}" + "".join(f"\n        {fault}" for fault in check.faults)
                         for check in checks))
     return 1 if any(check.faults for check in checks) else 0
+
+
+def _check_claims(library: Library, method: Method) -> Check:
+    known = load_claims(library.report_files("claims.yaml"))
+    return Check("the card's claims are in reports/claims.yaml", [f"claim {claim!r} is unknown{nearest(claim, known)}"
+                                                                  for claim in method.card.claims if claim not in known])
+
+
+def _apart(questions: str, method: Method, seconds: float) -> list[Check]:
+    """Put to the method in a process of its own: one that hangs, dies or prints has its faults told like any other."""
+    call = Call(function=f"vramlab.method_check.{questions}", args=(str(method.folder),))
+    answer = run_isolated(call, timeout_seconds=seconds, settings=Settings(output=sys.__stderr__.fileno()))
+    if answer.outcome is Outcome.OK:
+        return answer.value
+    return [Check("answers every question in a process of its own", [f"{answer.outcome}: {answer.message}"])]
 
 
 def _check_truth(library: Library, method: Method) -> Check:
