@@ -9,7 +9,7 @@ import inspect
 import typing
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Protocol, TypeAlias
 
 import numpy as np
@@ -43,12 +43,17 @@ class Card(Protocol):
 class TrainingStep:
     """One training step of eager PyTorch: `loss_fn(model, *batch).backward()`, then the optimizer's step."""
 
-    model: torch.nn.Module  # in training mode, on the device
+    make_model: Callable[[], torch.nn.Module]  # the same one at each call: in training mode, on the device
     loss_fn: LossFn
     batch: Batch
     make_optimizer: Callable[[], torch.optim.Optimizer | None]  # None where the cell trains without one
     seed: int
     classes: int
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model of the step; made on first use where the step is only simulated, since a capture that is kept needs none."""
+        return self.make_model()
 
 
 # ------------------------------------------------------------------------------------------------ losses
@@ -230,12 +235,18 @@ def build(card: Card, config: Mapping[str, Any]) -> TrainingStep:
     training = config["training"]
     if training["channels_last"] and card.body["input"]["kind"] != "image":
         raise WorkflowError(f"model {card.name} reads no images, so channels_last does not apply")
-    with _seeded(training["seed"]):
-        model = make_model(card, config["model_options"]).train()
+
+    @cache
+    def model() -> torch.nn.Module:
+        with _seeded(training["seed"]):
+            made = make_model(card, config["model_options"]).train()
+        return made.to(device_of(config["target"])).to(memory_format=layout)
+
     layout = torch.channels_last if training["channels_last"] else torch.preserve_format
-    model = model.to(device_of(config["target"])).to(memory_format=layout)
-    return TrainingStep(model=model, loss_fn=_loss_fn(card, config), batch=example_batch(card, config), seed=training["seed"],
-                        make_optimizer=partial(_make_optimizer, model, training), classes=_classes(config["model_options"]))
+    if not _is_simulated(config["target"]):
+        model()
+    return TrainingStep(make_model=model, loss_fn=_loss_fn(card, config), batch=example_batch(card, config), seed=training["seed"],
+                        make_optimizer=lambda: _make_optimizer(model(), training), classes=_classes(config["model_options"]))
 
 
 def _make_optimizer(model: torch.nn.Module, training: Mapping[str, Any]) -> torch.optim.Optimizer | None:
