@@ -52,6 +52,7 @@ from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, 
 Spec = Mapping[str, Any]
 Watch = Callable[[torch.nn.Module, torch.Tensor], None]
 _CAPTURES = 3  # of shallow networks, for a tiled tape: two give the rule, one proves it
+_built: dict[str, TrainingStep] = {}
 PROOF_SIZE = 16  # the third capture, by which a search trusts the tapes of sizes that it does not capture
 
 
@@ -102,7 +103,15 @@ class _Cell:
         return _Replay() if self.is_native else self.method.build(**self.config["options"])
 
     def workload(self, batch_size: int | None = None) -> TrainingStep:
-        return build(self.model, self.config if batch_size is None else {**self.config, "batch_size": batch_size})
+        """Of a simulated cell, which nothing runs, the last one that was built serves again: perturbed devices ask for the same."""
+        config = self.config if batch_size is None else {**self.config, "batch_size": batch_size}
+        if not self.is_simulated:
+            return build(self.model, config)
+        key = repr([config[k] for k in ("model", "model_options", "training", "data", "batch_size")] + [config["sources"]["model"]])
+        if key not in _built:
+            _built.clear()
+            _built[key] = build(self.model, config)
+        return _built[key]
 
     def prepared(self, tape: Tape) -> Prepared | None:
         """What the method's needs make of a tape, None when that is nothing."""
@@ -387,11 +396,10 @@ def search_perturbed(spec: Spec, found: Mapping[str, Any]) -> dict[str, dict[str
         if largest is not None:
             near = {**search, "low": largest, "high": min(largest + search["step"], search["high"])}
             again = {**again, "config": {**again["config"], "search": near}}
-        answer = largest_by_simulation(again, "")
-        if answer["largest"] != largest:
-            answer = largest_by_simulation(_under(spec, name), "")
-        kept = {"largest": answer["largest"], "at_peak": answer["at_peak"]}
-        answers[name] = {"infeasible": "nothing fits"} if answer["largest"] is None else kept
+        answer = largest_by_simulation(again, "")["largest"]
+        if answer != largest:
+            answer = largest_by_simulation(_under(spec, name), "")["largest"]
+        answers[name] = {"infeasible": "nothing fits"} if answer is None else {"largest": answer}
     return answers
 
 

@@ -35,7 +35,7 @@ from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Verdict
 from vramlab.report import sensitivity
 from vramlab.report.headlines import HEADLINES, SCALES, Answer, searched
-from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, size_of_network, smallest_peaks
+from vramlab.report.points import Point, baseline_peak, comparison_key, fits_the_board, is_sound, peak_of, size_of_network, smallest_peaks
 from vramlab.report.words import (
     DASH, bytes_in_words, is_simulated, join_words, significant, simulated_ratio, span_in_words, target_in_words,
 )
@@ -406,11 +406,13 @@ def swap_not_first(question: Question) -> Finding:
 
 
 def fits(question: Question) -> Finding:
-    """The method has a plan for the step within the budget, as the paper says that a network of so many layers or parameters can be
-    trained at all. It is reproduced by a sound cell of a network of at least that size, less the tolerance; partly by one of a smaller
-    network; not reproduced where the method refuses."""
-    sound = [r for r in question.of_method("step") if is_sound(r) and peak_of(r)[0] and r.config.get("budget") is not None]
+    """The method has a plan for the step within the budget and the board's memory, as the paper says that a network of so many layers or
+    parameters can be trained at all. It is reproduced by a sound cell of a network of at least that size, less the tolerance; partly by
+    one of a smaller network; not reproduced where the method refuses or needs more."""
+    peaks = [r for r in question.of_method("step") if is_sound(r) and peak_of(r)[0]]
+    sound = [r for r in peaks if fits_the_board(r)]
     refused = [r for r in question.of_method("step") if r.outcome in (Outcome.PLAN_INFEASIBLE, Outcome.OOM)]
+    refused += [r for r in peaks if not fits_the_board(r)]
     sizes = [size_of_network(r, question.claim.unit) for r in sound]
     if not sound and not refused:
         return _untestable(f"no cell of {question.method} came to a plan or to a refusal")
@@ -421,10 +423,10 @@ def fits(question: Question) -> Finding:
     verdict = Verdict.REPRODUCED if is_whole else Verdict.PARTLY if sound else Verdict.NOT_REPRODUCED
     told = [f"{_step_in_words(r)} has {size:,.4g} {question.claim.unit} and holds {bytes_in_words(peak_of(r)[0])}"
             for r, size in zip(sound, sizes)]
-    fitting = [f"{span_in_words(sizes, question.claim.unit, 1)} fit"] if sound else []
+    fitting = [f"{span_in_words(sizes, question.claim.unit, 0 if question.claim.unit == 'layers' else 1)} fit"] if sound else []
     return Finding(verdict=verdict, obtained=join_words([*fitting, *(["does not fit"] if refused else [])]),
                    is_simulated=all(is_simulated(r) for r in sound or refused), baseline=DASH, evidence=tuple(sound or refused),
-                   explanation="; ".join([*told, *(r.message for r in refused)]))
+                   explanation="; ".join([*told, *(r.message or f"it needs {bytes_in_words(peak_of(r)[0])}" for r in refused)]))
 
 
 def meets_its_bound(question: Question) -> Finding:

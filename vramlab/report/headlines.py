@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Mapping, Sequence
 
 from vramlab.finder import BATCH
 from vramlab.record import RunRecord
-from vramlab.report.points import BYTES_OF_A_PARAMETER, Point, baseline_peak, is_sound, peak_of, smallest_peaks
+from vramlab.report.points import Point, baseline_peak, is_sound, peak_of, smallest_peaks
 from vramlab.report.words import is_simulated, join_words
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ SCALES: Mapping[str, Scale] = {
     "peak_bytes": AMOUNT, "peak_maps_bytes": AMOUNT, "step_time": AMOUNT, "images_per_second": AMOUNT,
     "performance_loss_percent": COST, "throughput_percent": PERCENT, "feature_share_percent": Scale(unit="%", kind="amount"),
     "extra_forwards": Scale(unit="layers", decimals=0, kind="amount"), "largest_found": Scale(decimals=0, kind="amount"),
-    "largest_parameters": Scale(unit="million", kind="amount"),
     "samples_per_second_ratio": Scale(unit="x", decimals=3, is_floor=True),
 }
 
@@ -251,15 +250,6 @@ def largest_found(question: Question) -> Answer:
     return Answer(points, f"largest {told} of {question.method}", f"no search of {question.method} came to an end below its own limit")
 
 
-def largest_parameters(question: Question) -> Answer:
-    """Parameters of the largest network that a search of the method found, in millions of 4 bytes."""
-    points = [Point(r.search["at_peak"]["by_role"]["parameter"] / BYTES_OF_A_PARAMETER / 1e6, r, None, True)
-              for r in question.of_method("max_batch") if is_sound(r) and r.search.get("at_peak") and not r.search.get("hit_upper_end")]
-    told = "; ".join(f"{p.record.search['over']} {p.record.search['largest']}" for p in points)
-    return Answer(points, f"parameters at the largest {told} of {question.method}",
-                  f"no search of {question.method} came to an end below its own limit")
-
-
 def searched(question: Question, over: str | None = None) -> Answer:
     """Largest value that a search (over this option, where one is named) of the method found / that of the baseline's; no point where one
     of them did not come to an end."""
@@ -287,5 +277,5 @@ def searched(question: Question, over: str | None = None) -> Answer:
 
 HEADLINES = (average_memory_saved_percent, average_maps_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes,
              step_time, images_per_second, speedup_on_devices, max_depth_ratio, performance_loss_percent, throughput_percent,
-             feature_share_percent, extra_forwards, largest_found, largest_parameters, samples_per_second_ratio,
+             feature_share_percent, extra_forwards, largest_found, samples_per_second_ratio,
              peak_maps_bytes)

@@ -7,8 +7,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vramlab.device import load_profile
 from vramlab.record import Outcome, RunRecord, Truth
-from vramlab.report.words import is_simulated
+from vramlab.report.words import is_simulated, is_simulated_target
 
 if TYPE_CHECKING:
     from vramlab.report.claims import Question
@@ -52,6 +53,15 @@ def smallest_peaks(question: Question) -> list[RunRecord]:
         if is_sound(record) and peak_of(record)[0]:
             groups[comparison_key(record)].append(record)
     return [min(group, key=lambda r: peak_of(r)[0]) for group in groups.values()]
+
+
+def fits_the_board(record: RunRecord) -> bool:
+    """Whether a peak is within the simulated board's memory; what ran on hardware was within it."""
+    if not is_simulated_target(record.config):
+        return True
+    stated, name = record.config.get("profile"), record.config["target"].removeprefix("sim:")
+    memory = load_profile(name).memory_bytes if stated is None else stated["memory_bytes"]
+    return peak_of(record)[0] <= memory
 
 
 def size_of_network(record: RunRecord, unit: str) -> float | None:
