@@ -7,10 +7,12 @@ import json
 import pytest
 from test_cell import make_spec, run
 
+from vramlab.cell import run_cell
 from vramlab.finder import values_of
 from vramlab.isolate import Call, CallResult, outcome_of, run_isolated
 from vramlab.largest import KEPT, MeasuredSearch
-from vramlab.record import Outcome, Truth
+from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.report.words import counts, is_simulated
 
 UNIT, STATE = 1000, 5000  # bytes of a sample and of all else in the scripted workload
 SEARCH = [{"name": "b", "kind": "max_batch", "search": {"low": 1, "high": 500}}]
@@ -177,6 +179,56 @@ def test_trials_of_another_cell_or_that_crashed_are_not_kept(tmp_path):
 ])
 def test_what_an_exception_says_of_a_trial(error, expected):
     assert outcome_of(error) == expected
+
+
+# ------------------------------------------------------------------------------------------------ the cell's record
+
+
+class Gated(Scripted):
+    """With an answer of the truth gate."""
+
+    answer = CallResult(outcome=Outcome.OK, value={"truth": "exact", "detail": {"steps": 3}})
+
+    def gate(self, value) -> CallResult:
+        return self.answer
+
+
+def recorded(tmp_path, monkeypatch, script: Scripted, method: str) -> RunRecord:
+    monkeypatch.setattr("vramlab.cell._Draft.ask_of", lambda draft, *args: script(*args))
+    folder = tmp_path / "cell"
+    folder.mkdir()
+    record = run_cell(make_spec(tmp_path, methods=[method], budgets=[script.budget], experiments=SEARCH), folder)
+    record.save(folder / "record.json")
+    return RunRecord.load(folder / "record.json")
+
+
+@pytest.mark.parametrize("method", ["eager", "delta"])
+def test_a_measured_search_is_gated_at_its_largest_and_its_record_says_what_was_measured(tmp_path, monkeypatch, method):
+    script = Gated(37, 37)
+    record = recorded(tmp_path, monkeypatch, script, method)
+    assert (record.outcome, record.truth, record.search["largest"]) == (Outcome.OK, Truth.EXACT, 37), record.message
+    assert record.measured["peak_bytes"] == STATE + 37 * UNIT and not is_simulated(record) and counts(record)
+    assert ("gate", 37) in script.calls or method == "eager"
+    assert record.predicted == {} and "search.at_peak" not in record.missing
+
+
+def test_a_search_that_the_gate_cannot_reach_does_not_count_and_one_that_is_wrong_is(tmp_path, monkeypatch):
+    script = Gated(37, 37)
+    script.answer = CallResult(outcome=Outcome.OOM, reason="gpu_memory", message="eager does not fit")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    record = recorded(tmp_path / "a", monkeypatch, script, "delta")
+    assert record.truth is Truth.NOT_RUN and record.missing["truth"] == "oom: eager does not fit" and not counts(record)
+    script.answer = CallResult(outcome=Outcome.OK, value={"truth": "wrong", "detail": {"differing": [], "first_step_that_differs": 1}})
+    record = recorded(tmp_path / "b", monkeypatch, script, "delta")
+    assert (record.outcome, record.truth) == (Outcome.WRONG, Truth.WRONG)
+
+
+@pytest.mark.parametrize(("method", "outcome", "reason"), [("eager", Outcome.OOM, "byte_budget"), ("delta", Outcome.WRONG, "over_budget")])
+def test_where_nothing_fits_the_cell_ends_as_its_lowest_trial(tmp_path, monkeypatch, method, outcome, reason):
+    record = recorded(tmp_path, monkeypatch, Gated(0, None), method)
+    assert (record.outcome, record.reason) == (outcome, reason) and "not even batch 1 fits" in record.message
+    assert record.missing["search.simulated_largest"] == "no guess" and len(record.search["trials"]) >= 1
 
 
 # ------------------------------------------------------------------------------------------------ real trials

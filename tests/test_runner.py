@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -359,6 +360,22 @@ def test_a_runner_waits_for_a_cell_that_another_holds_and_takes_it_when_the_othe
     first.kill()
     first.wait()
     assert second.wait(20) == 0 and lab.starts() == ["slow", "slow"]
+
+
+def test_the_watch_over_kills_sees_each_of_the_faults_that_it_is_there_for(tmp_path):
+    """Negative control: a record cut short, a finished one that changed, cells that ran twice or again."""
+    watch, path = Soak(tmp_path, seed=0), tmp_path / "record.json"
+    path.write_text('{"cell_id": "0')
+    assert watch._whole(path) is None and watch.violations[0].startswith(f"{path} is not whole")
+    record = RunRecord(cell_id="0", kind="step", workflow={}, config={}, outcome=Outcome.OK)
+    for message in ("", "another"):
+        replace(record, message=message).save(path)
+        watch._whole(path)
+    assert watch.violations[1:] == [f"the record of a finished cell changed: {path}"]
+    (tmp_path / "twice").write_text("run/a\n")
+    (tmp_path / "again").write_text("run/b\n")
+    told = watch._told(seconds=0.0)["violations"]
+    assert {"run/a ran in two processes at once", "run/b ran again after it had finished"} <= set(told)
 
 
 @pytest.mark.slow
