@@ -142,6 +142,9 @@ def test_the_peak_without_the_state():
     known = step("delta", peak=1000, budget="40%", at_peak=live)
     assert ask("peak_maps_bytes", [known], 400, "MiB").finding.obtained == "400.0 MiB"
     assert ask("peak_maps_bytes", [known], 1000, "MiB").finding.verdict is N
+    base = step("eager", peak=1500, at_peak={"by_role": {"parameter": 300 * MIB, "activation": 1200 * MIB}})
+    assert ask("maps_ratio", [base, known], 3, "x").finding.obtained == "3.00 x"  # 1200 / 400
+    assert ask("maps_ratio", [known], 3, "x").finding.verdict is U
     assert ask("peak_maps_bytes", [step("delta", peak=1000, budget="40%")], 400, "MiB").finding.verdict is U
     assert ask("peak_maps_bytes", [measured_step("delta", 1000, budget="40%")], 400, "MiB").finding.verdict is U
 

@@ -20,7 +20,7 @@ CLAIM_RULES = (
     "memory_saved_percent", "max_batch_ratio", "overhead_percent", "training_equal", "swap_not_first", "fits", "fastest_of_all",
     "average_memory_saved_percent", "average_maps_saved_percent", "memory_ratio", "slowdown_percent", "step_time_ratio", "peak_bytes",
     "step_time", "images_per_second", "speedup_on_devices", "max_depth_ratio", "performance_loss_percent", "throughput_percent",
-    "feature_share_percent", "peak_maps_bytes",
+    "feature_share_percent", "peak_maps_bytes", "maps_ratio",
     "extra_forwards", "largest_found", "samples_per_second_ratio", "meets_its_bound",
 )
 

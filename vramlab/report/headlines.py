@@ -42,6 +42,7 @@ SCALES: Mapping[str, Scale] = {
     "average_maps_saved_percent": PERCENT,
     "memory_ratio": Scale(unit="x", decimals=2, no_effect=1.0, is_floor=True), "slowdown_percent": COST,
     "step_time_ratio": Scale(unit="x", decimals=2, no_effect=1.0, kind="cost"), "max_depth_ratio": RATIO, "speedup_on_devices": RATIO,
+    "maps_ratio": Scale(unit="x", decimals=2, no_effect=1.0, is_floor=True),
     "peak_bytes": AMOUNT, "peak_maps_bytes": AMOUNT, "step_time": AMOUNT, "images_per_second": AMOUNT,
     "performance_loss_percent": COST, "throughput_percent": PERCENT, "feature_share_percent": Scale(unit="%", kind="amount"),
     "extra_forwards": Scale(unit="layers", decimals=0, kind="amount"), "largest_found": Scale(decimals=0, kind="amount"),
@@ -161,14 +162,24 @@ def peak_bytes(question: Question) -> Answer:
 def peak_maps_bytes(question: Question) -> Answer:
     """As peak_bytes, with the parameters, buffers, gradients of parameters and optimizer state left out that are live at the peak: what
     papers count that leave them out. Simulated only."""
-    per_unit, points = _per_unit(question, BYTES), []
-    for record in smallest_peaks(question) if per_unit else ():
-        live = (record.predicted.get("at_peak") or {}).get("by_role")
-        if is_simulated(record) and live is not None:
-            state = sum(live.get(role, 0) for role in STATE)
-            points.append(Point((peak_of(record)[0] - state) / per_unit, record, None, True))
-    return Answer(points, f"peak of {question.method} less the network's state",
+    per_unit = _per_unit(question, BYTES)
+    found = [(r, _maps_at_peak(r)) for r in smallest_peaks(question)] if per_unit else []
+    return Answer([Point(maps / per_unit, r, None, True) for r, maps in found if maps],
+                  f"peak of {question.method} less the network's state",
                   f"no simulated cell of {question.method} says what is live at its peak{_in_unit(question, per_unit)}")
+
+
+def maps_ratio(question: Question) -> Answer:
+    """As memory_ratio, with the network's state left out on both sides. Simulated only."""
+    found = [(r, _maps_at_peak(r), base, _maps_at_peak(base)) for r in smallest_peaks(question) if (base := question.of_baseline(r))]
+    return Answer([Point(theirs / ours, r, base, True) for r, ours, base, theirs in found if ours and theirs],
+                  f"peak of {question.baseline} / smallest peak of {question.method}, both less the network's state",
+                  f"no simulated cells of {question.method} and {question.baseline} say what is live at their peaks")
+
+
+def _maps_at_peak(record: RunRecord) -> float | None:
+    live = (record.predicted.get("at_peak") or {}).get("by_role")
+    return peak_of(record)[0] - sum(live.get(role, 0) for role in STATE) if is_simulated(record) and live is not None else None
 
 
 def step_time(question: Question) -> Answer:
@@ -278,4 +289,4 @@ def searched(question: Question, over: str | None = None) -> Answer:
 HEADLINES = (average_memory_saved_percent, average_maps_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes,
              step_time, images_per_second, speedup_on_devices, max_depth_ratio, performance_loss_percent, throughput_percent,
              feature_share_percent, extra_forwards, largest_found, samples_per_second_ratio,
-             peak_maps_bytes)
+             peak_maps_bytes, maps_ratio)
