@@ -19,7 +19,9 @@ from vramlab.collection import Library, built_in_collection
 from vramlab.costs import roofline_costs
 from vramlab.device import load_profile
 from vramlab.errors import Unsupported
+from vramlab.prepared import prepare_tape
 from vramlab.tape import Tape
+from vramlab.variants import with_variants
 
 LIBRARY = Library([built_in_collection()])
 V100 = load_profile("v100-32gb")
@@ -45,6 +47,14 @@ def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
 
 
 @cache
+def tape_for(network: str, needs: tuple[str, ...]) -> Tape:
+    """The network's step as a method with these needs is given it."""
+    prepared = prepare_tape(tape_of(network), needs, None)
+    tape = tape_of(network) if prepared is None else roofline_costs(prepared.tape, V100)
+    return with_variants(tape, V100) if "variants" in needs else tape
+
+
+@cache
 def tape_of(network: str) -> Tape:
     model, loss, batch = transformer_step() if network == "transformer" else image_step(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -59,7 +69,7 @@ class OnNetwork(Inquiry):
 
     @property
     def tape(self) -> Tape:
-        return tape_of(self.toy)
+        return tape_for(self.toy, tuple(self.method.card.needs))
 
 
 def planners() -> list[str]:
