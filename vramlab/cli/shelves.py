@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Callable, Mapping, Sequence
 
 from vramlab.cli.words import command, print_json, table
@@ -21,6 +22,7 @@ from vramlab.this_machine import THIS, is_calibrated, known_profiles, open_profi
 from vramlab.yaml_nodes import nearest, one_of, plain, read_yaml
 
 Rows = list[dict[str, Any]]
+_WIDEST = 40  # characters of a column in the table of claims; --json has everything
 
 
 def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: Path, *, as_json: bool) -> int:
@@ -122,14 +124,20 @@ def _claims(library: Library, results: Path, problems: list[str]) -> Rows:
 
 
 def _claim_lines(rows: Rows) -> list[str]:
-    """The table of claims and what it comes to; of several records the first."""
-    columns = ("id", "system", "model", "metric", "value", "obtained", "state", "evidence")
+    """The table of claims and what it comes to; of several records the first, and of long words their beginning."""
+    columns = ("id", "model", "metric", "value", "obtained", "state", "evidence")
 
-    def evidence(paths: Sequence[str]) -> str:
-        return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "") if paths else ""
+    def cell(name: str, value: Any) -> str:
+        if name == "evidence":
+            return _in_words(value[:1]) + (f" and {len(value) - 1} more" if len(value) > 1 else "")
+        return _in_words(value)
 
-    told = [[evidence(row[name]) if name == "evidence" else _in_words(row[name]) for name in columns] for row in rows]
-    return [table(columns, told), "", tally(rows)]
+    def told(row: Mapping[str, Any]) -> list[str]:
+        words = {name: cell(name, row[name]) for name in columns}
+        whole = "id", "state", *(["evidence"] if row["basis"] else [])  # a path is told whole, a reason from its beginning
+        return [text if name in whole else shorten(text, _WIDEST, placeholder=" ...") for name, text in words.items()]
+
+    return [table(columns, map(told, rows)), "", tally(rows)]
 
 
 def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
