@@ -280,6 +280,17 @@ def test_a_bound_is_met_by_a_plan_at_it_and_a_refusal_one_byte_below():
     assert verdict(at_budget(999, 1000)) is U
 
 
+@pytest.mark.parametrize(("smallest", "verdict"), [(1000, R), (1001, P)])
+def test_a_bound_on_perturbed_devices(smallest, verdict):
+    """Bytes do not depend on rates; where a device 20 % off would name another bound, the verdict is *partly*."""
+    block = {name: {"infeasible": "too small", "smallest_bytes": smallest} for name in PERTURBATIONS}
+    refused = at_budget(999, 1000)
+    refused = replace(refused, predicted={**refused.predicted, "sensitivity": block})
+    planned = at_budget(1000)
+    planned = replace(planned, predicted={**planned.predicted, "sensitivity": {name: {"peak_bytes": 1000} for name in PERTURBATIONS}})
+    assert ask("meets_its_bound", [planned, refused], "theoretical lower bound", "text").finding.verdict is verdict
+
+
 def test_a_table_of_methods_and_networks():
     records = [step(m, step_seconds=3 * s, compute_seconds=3.0, eager_step_seconds=3.0, budget="40%", config={"model": n})
                for m, s in (("delta", 1.5), ("dtr", 2.0)) for n in ("resnet50", "vgg16")]
