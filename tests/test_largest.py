@@ -250,9 +250,9 @@ def scanned(tmp_path, cap: int, batches: range, **settings) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_largest_batch_is_that_of_a_scan_over_every_batch(tmp_path, optimizer):
-    cap, values = 2 * 2**20, range(16, 27)
+    cap, values = 2 * 2**20, range(18, 26)
     record = run(tmp_path, methods=["eager"], budgets=[f"{cap}B"], training={"optimizer": optimizer},
-                 experiments=[{"name": "b", "kind": "max_batch", "search": {"low": 16, "high": 26}}], **TINY)
+                 experiments=[{"name": "b", "kind": "max_batch", "search": {"low": 18, "high": 25}}], **TINY)
     assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
     assert record.search["largest"] == scanned(tmp_path, cap, values, training={"optimizer": optimizer})
     assert not record.search["hit_upper_end"] and record.search["is_simulated"] is False
