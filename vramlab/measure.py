@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -35,10 +35,10 @@ from vramlab.meter import measure_step_peak
 from vramlab.micro_batches import changes_semantics, scaled_passes
 from vramlab.micro_loss import divisors_of_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
-from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, parse_bytes, passes_of
+from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, needs_of, parse_bytes, passes_of
 from vramlab.parallel import share_of, simulate_parallel
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
-from vramlab.prepared import Prepared, prepare_like, prepare_tape
+from vramlab.prepared import Prepared, prepare_like, prepare_tape, prepared_for
 from vramlab.record import Outcome, Truth
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
@@ -84,7 +84,12 @@ class _Cell:
     @property
     def wants_variants(self) -> bool:
         """Does the method choose convolution algorithms?"""
-        return "variants" in self.method.card.needs and self.config["options"].get("algorithms") != "library"
+        return "variants" in self.needs and self.config["options"].get("algorithms") != "library"
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """What its tapes are prepared for: the card's needs, or those that a saved schedule states."""
+        return self.method.card.needs if self.is_native else needs_of(self.planner(), self.method.card.needs)
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +120,7 @@ class _Cell:
 
     def prepared(self, tape: Tape) -> Prepared | None:
         """What the method's needs make of a tape, None when that is nothing."""
-        return prepare_tape(tape, self.method.card.needs, None if self.is_simulated else self.device)
+        return prepare_tape(tape, self.needs, None if self.is_simulated else self.device)
 
     def captured(self, step: TrainingStep, batch_size: int) -> Captured:
         """The tape without costs, from the cache where it is there."""
@@ -314,8 +319,9 @@ def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tap
         captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=step.make_optimizer())
         prepared = cell.prepared(captured.tape)
         tape = _with_costs(cell, captured.tape if prepared is None else prepared.tape, profile, step)
-    schedule = replace(ask(planner, tape, profile, budget, cell.config["method"]), micro_batches=tape.micro_batches)
-    return check_schedule(tape, schedule, budget)
+    needs = prepared_for([need for need in cell.needs if need != "variants" or cell.wants_variants])
+    schedule = ask(planner, tape, profile, budget, cell.config["method"])
+    return check_schedule(tape, replace(schedule, micro_batches=tape.micro_batches, needs=needs), budget)
 
 
 def _planned_share(cell: _Cell, planner: Planner, step: TrainingStep | None, profile: DeviceProfile, budget: Budget,

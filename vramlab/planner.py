@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -69,6 +69,11 @@ def ask(planner: Planner, tape: Tape, device: DeviceProfile, budget: Budget, nam
     if not isinstance(schedule, Schedule):
         raise TypeError(f"plan() of method {name!r} returned {type(schedule).__name__}, not a Schedule")
     return schedule
+
+
+def needs_of(planner: Planner, stated: Sequence[str]) -> Sequence[str]:
+    """What the tapes that it is given are prepared for: what its card states, unless the planner itself knows (a saved schedule does)."""
+    return getattr(planner, "needs", stated)
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ from vramlab.environment import cache_dir
 from vramlab.liveness import replay_schedule
 from vramlab.micro_step import capture_passes
 from vramlab.planner import Budget, Planner, ask, parse_bytes, parse_percent
+from vramlab.prepared import prepared_for
 from vramlab.record import write_atomically
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
@@ -66,17 +67,18 @@ def capture_with_costs(
 
 def plan(
     captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None,
-    name: str = "",
+    name: str = "", needs: Sequence[str] = (),
 ) -> Plan:
     """Let a method plan, check the plan against the budget and predict it. Raises PlanInfeasible, Unsupported, ScheduleError.
 
-    A percentage is of `eager_peak_bytes`, or of the simulated eager peak on the same tape where that is None.
+    `needs`: what the tape was prepared for. A percentage is of `eager_peak_bytes`, or of the simulated eager peak on the same tape where that is None.
     """
     tape = captured.tape
     eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
     limit = resolve_budget(budget, eager, tape)
     started = time.perf_counter()
-    schedule = replace(ask(planner, tape, profile, limit, name or type(planner).__name__), micro_batches=tape.micro_batches)
+    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__)
+    schedule = replace(schedule, micro_batches=tape.micro_batches, needs=prepared_for(needs))
     seconds = time.perf_counter() - started
     checked = check_schedule(tape, schedule, limit)
     return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit)

@@ -61,6 +61,11 @@ def prepare_tape(tape: Tape, needs: Collection[str], device: torch.device | None
     return replace(prepared, tape=over, inplace_ops=len(in_place.inplace_ops(over)))
 
 
+def prepared_for(needs: Collection[str]) -> tuple[str, ...]:
+    """Those of a method's needs that make its tape another one than eager's, in a fixed order."""
+    return tuple(need for need in ("variants", split.NEED, in_place.NEED) if need in needs)
+
+
 def prepare_like(tape: Tape, planned: Tape) -> Tape:
     """This tape prepared as `planned` is: the same step captured anew, perhaps at another batch size. As it is when nothing was done."""
     return in_place.inplace_like(split.split_like(tape, planned), planned)

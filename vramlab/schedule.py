@@ -83,6 +83,7 @@ class Schedule:
     tape_digest: str
     method: str = ""  # uid of the method that planned it
     micro_batches: tuple[int, ...] = ()  # those of the tape, for who reads the schedule alone; empty when the batch is whole
+    needs: tuple[str, ...] = ()  # what the tape was prepared for, beyond eager's: algorithms, split convolutions, gradients in place
 
     @cached_property
     def digest(self) -> str:
@@ -95,8 +96,9 @@ class Schedule:
         return sum(isinstance(i, kind) for i in self.instructions)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"format", "tape_digest", "method", "micro_batches", "instructions": [["compute", 3], ...]}`."""
-        return {"format": FORMAT_VERSION, "tape_digest": self.tape_digest, "method": self.method,
+        """`{"format", "tape_digest", "method", "micro_batches", "instructions": [["compute", 3], ...]}`; "needs" where there are any."""
+        needs = {"needs": list(self.needs)} if self.needs else {}
+        return needs | {"format": FORMAT_VERSION, "tape_digest": self.tape_digest, "method": self.method,
                 "micro_batches": list(self.micro_batches), "instructions": [_to_list(i) for i in self.instructions]}
 
     @classmethod
@@ -105,7 +107,7 @@ class Schedule:
         if body.get("format") != FORMAT_VERSION:
             raise ValueError(f"schedule format {body.get('format')!r}, this vramlab reads {FORMAT_VERSION}")
         return cls(instructions=tuple(_from_list(i) for i in body["instructions"]), tape_digest=body["tape_digest"],
-                   method=body["method"], micro_batches=tuple(body["micro_batches"]))
+                   method=body["method"], micro_batches=tuple(body["micro_batches"]), needs=tuple(body.get("needs", ())))
 
     def save(self, path: Path) -> None:
         """Write `schedule.json.gz`, the same bytes for the same schedule."""

@@ -22,7 +22,7 @@ from vramlab.family import tapes_by_size
 from vramlab.micro_batches import changes_semantics
 from vramlab.micro_loss import divisors_of_passes, refuse_beyond_rounding, refuse_uneven
 from vramlab.micro_step import eager_over_micro_batches, refuse_batch, samples
-from vramlab.planner import UNLIMITED, SubBatchPlanner, passes_of
+from vramlab.planner import UNLIMITED, SubBatchPlanner, needs_of, passes_of
 from vramlab.prepare import Plan, capture_with_costs, plan, resolve_budget, simulated_eager_peak
 from vramlab.prepared import prepare_tape
 from vramlab.record import Truth
@@ -106,8 +106,8 @@ class TrainStep:
         if found.card.kind == "native":
             raise Unsupported(f"method '{found.name}' is native: it has no schedule that train_step could run")
         self.method = found.name
-        self._needs = found.card.needs
         self._planner = found.build(**options)
+        self._needs = needs_of(self._planner, found.card.needs)
         self._profile = measure_profile(self._device)
         self._validity = Validity(model, loss_fn, self._device)
         self._plans: OrderedDict[tuple, _Planned] = OrderedDict()
@@ -222,7 +222,7 @@ class TrainStep:
         if captured is not whole:
             divisors = divisors_of_passes(self._model, loss_fn, inputs, captured.tape.micro_batches, whole)
             eager = simulated_eager_peak(captured.tape)
-        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method)
+        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method, needs=self._needs)
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False",
                         divisors=divisors, whole=None if captured is whole else whole)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,9 +27,23 @@ class ScheduleFile:
 
     path: str
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the schedule's tape was prepared for. Unsupported where the file is no schedule."""
+        return self._schedule.needs
+
+    @property
+    def _schedule(self) -> Schedule:
+        return read(Path(self.path).expanduser())
+
+    def micro_batches(self, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
+        """The passes that the schedule takes over its batch; another batch stays whole, and is refused."""
+        sizes = self._schedule.micro_batches
+        return sizes if sum(sizes) == batch_size else (batch_size,)
+
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """The file's schedule. Unsupported where the file is no schedule or one for another tape; PlanInfeasible below its peak."""
-        schedule = read(Path(self.path).expanduser())
+        schedule = self._schedule
         if schedule.tape_digest != tape.digest:
             raise Unsupported(f"{self.path} was made for the tape {schedule.tape_digest[:12]}, this step is the tape {tape.digest[:12]} "
                               f"(batch {tape.batch_size}, {tape.device_type}); plan it for the same model, batch, optimizer and device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from contract import DEVICE
@@ -13,9 +14,10 @@ from tapes import chain, skip
 from vramlab.collection import Library, built_in_collection
 from vramlab.errors import PlanInfeasible, Unsupported, WorkflowError
 from vramlab.liveness import lower_bound_bytes
+from vramlab.measure import make_plan
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Recompute, Schedule
-from vramlab.workflow import Host, expand, load_workflow
+from vramlab.workflow import Host, expand, load_workflow, single_cell
 
 LIBRARY = Library([built_in_collection()])
 METHOD = LIBRARY.method("schedule-file")
@@ -101,3 +103,29 @@ def test_another_content_is_another_cell(tmp_path):
     assert edited.config["sources"]["files"] == {"path": hashlib.sha256(b"two").hexdigest()}
     assert absent.config["sources"]["files"] == {"path": None}
     assert "files" not in eager.config["sources"]
+
+
+@pytest.mark.parametrize(("method", "budget", "needs"), [
+    ({"name": "modnn"}, "30%", ("variants", "inplace_gradients")), ({"name": "fujitsu-reuse"}, None, ("split_convolutions",)),
+    ({"name": "vdnn-baseline", "options": {"algorithms": "library"}}, None, ("inplace_gradients",)), ({"name": "delta"}, "80%", ()),
+], ids=["passes and algorithms", "split", "in place", "plain"])
+def test_a_saved_schedule_runs_on_the_step_that_it_was_made_for_however_that_was_prepared(tmp_path, method, budget, needs):
+    """Passes over the batch, convolution algorithms, split convolutions and gradients in place are part of the step; the figures agree."""
+    def facts(methods, folder, **more) -> dict:
+        settings = {"model": "resnet8-digits", "batch_sizes": [8], "methods": [methods],
+                    "targets": ["sim:v100-32gb"], **more}
+        (cell,) = single_cell(LIBRARY, settings, (), Host()).cells
+        folder.mkdir()
+        spec = {"config": cell.config, "workflow": {"name": "test"}, "collections": [str(r) for r in LIBRARY.roots]}
+        return make_plan(spec, str(folder), None)
+
+    first = facts(method, tmp_path / "first", **({"budgets": [budget]} if budget else {}))
+    path = tmp_path / "first" / "schedule.json.gz"
+    saved = Schedule.load(path)
+    assert saved.needs == needs and bool(saved.micro_batches) == (method["name"] == "modnn")
+    again = facts({"name": "schedule-file", "options": {"path": str(path)}}, tmp_path / "again")
+    assert again["tape_digest"] == first["tape_digest"] == saved.tape_digest and again["predicted"] == first["predicted"]
+    if needs:
+        replace(saved, needs=()).save(path)  # a file that does not say so is one for another step
+        with pytest.raises(Unsupported, match="was made for the tape"):
+            facts({"name": "schedule-file", "options": {"path": str(path)}}, tmp_path / "unsaid")
