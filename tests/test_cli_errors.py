@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vramlab.cli import checks
+from vramlab.cli import checks, main
 from vramlab.collection import read_method
 from vramlab.method_check import check_method
 
@@ -65,7 +65,8 @@ def test_a_method_that_dies_or_hangs_is_told_and_the_command_ends(new, said, tmp
 
 def test_what_a_method_prints_is_not_among_the_answers(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    spoiled(tmp_path, "bad", "        return fixed_plan(", "        print('a word')\n        raise RuntimeError('boom')\n        return fixed_plan(")
+    loud = "        print('a word')\n        raise RuntimeError('boom')\n        return fixed_plan("
+    spoiled(tmp_path, "bad", "        return fixed_plan(", loud)
     assert checks.check_one_method("bad", [], as_json=True) == 1
     told = capfd.readouterr()
     assert any("boom" in fault for check in json.loads(told.out) for fault in check["faults"]) and "a word" in told.err
@@ -74,7 +75,7 @@ def test_what_a_method_prints_is_not_among_the_answers(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(("file", "old", "new", "said"), [
     ("method.py", "@dataclass", "def (:", "method.py cannot be read as Python"),
     ("card.yaml", "needs: []", "needs: [backwards]", "need 'backwards' is unknown; there are timings, backward"),
-    ("method.py", "        return fixed_plan(", "        __import__('torch')\n        return fixed_plan(", "torch was imported while it planned"),
+    ("method.py", "        return fixed_plan(", "        __import__('torch')\n        return fixed_plan(", "torch was imported while"),
     ("card.yaml", "claims: []", "claims: [vdnn-page-2]", "claim 'vdnn-page-2' is unknown"),
 ])
 def test_what_reading_the_method_does_not_show(file, old, new, said, tmp_path, monkeypatch, capsys):
@@ -82,3 +83,14 @@ def test_what_reading_the_method_does_not_show(file, old, new, said, tmp_path, m
     spoiled(tmp_path, "bad", old, new, file)
     assert checks.check_one_method("bad", [], as_json=False) == 1
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--budgets", "0%"], "--budgets 0%: '0%' is no share"), (["--device", "sim:k40"], "there is no such profile"),
+    (["--network", "gnn"], "no network 'gnn'; there are graph, mlp"), (["--budgets", "1%"], "out of reach"),
+])
+def test_train_dqn_tells_what_is_wrong_in_one_line(words, said, tmp_path, capsys):
+    found = ["train", "dqn", "--model", "resnet8-digits", "--batch", "2", "--steps", "5", "--output", str(tmp_path), *words]
+    assert main(found) == 2
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told and not list(tmp_path.iterdir())

@@ -152,7 +152,10 @@ class Memory:
 
 
 class Trainer:
-    """Trains one agent. `folder` keeps the state; a state of the same settings and worlds that lies there is gone on from."""
+    """Trains one agent. `folder` keeps the state; a state of the same settings and worlds that lies there is gone on from.
+
+    ValueError where the state there is another training's, and where no world can be played within a budget to learn on.
+    """
 
     def __init__(self, worlds: Sequence[World], settings: Settings, folder: Path) -> None:
         import torch
@@ -162,6 +165,10 @@ class Trainer:
         self.environments = [MemoryEnvironment(w.tape, w.device, freedom, is_shaped=True) for w in worlds]
         self.peaks = [environment.peak_bytes for environment in self.environments]
         self.lowest = [lower_bound_bytes(w.tape) / peak for w, peak in zip(worlds, self.peaks)]
+        for share in settings.shares:
+            if share < min(self.lowest):
+                raise ValueError(f"a budget of {share:.0%} of eager's peak is out of reach: no schedule holds less than "
+                                 f"{min(self.lowest):.1%}")
         self.memories = [Memory(max(2_000, settings.replay // len(self.worlds))) for _ in self.worlds]
         self.graphs = [self._graph(w, peak) for w, peak in zip(worlds, self.peaks)]
         self.winners: list[list[Guide]] = [[] for _ in self.worlds]
@@ -186,7 +193,8 @@ class Trainer:
                 if time.monotonic() - saved > save_every_seconds:
                     self.save()
                     saved = time.monotonic()
-            self._evaluate()
+            if not self.progress.curve or self.progress.curve[-1]["decisions"] < self.progress.decisions:
+                self._evaluate()
         finally:
             self.save()
         return self.network()
@@ -360,7 +368,7 @@ class Trainer:
             return
         body = self.torch.load(path, weights_only=True)
         if body["key"] != self._key():
-            return
+            raise ValueError(f"{self.folder} holds a training of other settings, tapes or device rates; name another folder or remove it")
         self._set_weights({name: w.detach().numpy() for name, w in body["online"].items()})
         self.target = body["target"]
         self.optimizer.load_state_dict(body["optimizer"])

@@ -17,6 +17,7 @@ from vramlab.check import check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import DeviceProfile
 from vramlab.errors import PlanInfeasible, Unsupported
+from vramlab.liveness import lower_bound_bytes
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
@@ -235,6 +236,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from contract import DEVICE, TAPES, plain_peak
 from vramlab.collection import Library, built_in_collection
+from vramlab.liveness import lower_bound_bytes
 from vramlab.planner import Budget
 tape = TAPES["residual"]()
 Library([built_in_collection()]).method("dqn").build().plan(tape, DEVICE, Budget(device_bytes=int(0.6 * plain_peak(tape))))
@@ -306,4 +308,22 @@ def test_an_interrupted_training_goes_on(tmp_path):
     assert 150 < done < 400
     again.train()
     assert again.progress.decisions >= 400
-    assert trainer(tmp_path, seed=1).progress.decisions == 0, "another training does not go on from this one"
+    curve = (tmp_path / "curve.csv").read_text()
+    trainer(tmp_path).train()
+    assert (tmp_path / "curve.csv").read_text() == curve, "a training that has ended learns nothing more"
+
+
+def test_another_training_neither_goes_on_from_one_nor_overwrites_it(tmp_path):
+    trainer(tmp_path, decisions=20).train()
+    kept = (tmp_path / "training.pt").read_bytes()
+    with pytest.raises(ValueError, match="holds a training of other settings"):
+        trainer(tmp_path, decisions=20, seed=1)
+    assert (tmp_path / "training.pt").read_bytes() == kept
+
+
+def test_a_budget_that_nothing_reaches_is_not_learned_on(tmp_path):
+    tape = TOYS["long_chain"]()
+    least = lower_bound_bytes(tape) / plain_peak(tape)
+    with pytest.raises(ValueError, match="out of reach"):
+        trainer(tmp_path, decisions=20, shares=(0.9, least - 0.01))
+    trainer(tmp_path, decisions=20, shares=(0.9, least + 0.01))

@@ -20,8 +20,9 @@ from vramlab.isolate import Call, run_isolated
 from vramlab.planner import parse_percent
 from vramlab.record import Outcome, write_atomically
 from vramlab.tape import Tape
-from vramlab.this_machine import open_profile
+from vramlab.this_machine import known_profiles, open_profile
 from vramlab.workflow import single_cell
+from vramlab.yaml_nodes import nearest, one_of
 
 DEFAULT_MINUTES = 10.0
 # Decisions learned from in a minute of one core that others use too: what --minutes comes to. The clock ends a training as well.
@@ -35,11 +36,19 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
         raise WorkflowError(f"--device {device}: the agent learns on the simulator; write for example sim:v100-32gb")
     library = Library(find_collections(extra))
     training = library.method("dqn").load().training()
-    profile = open_profile(device.removeprefix("sim:"))
+    name = device.removeprefix("sim:")
+    if name not in known_profiles():
+        known = known_profiles()
+        raise WorkflowError(f"--device {device}: there is no such profile; there are {one_of(known)}{nearest(name, known)}")
+    profile = open_profile(name)
+    shares = _shares(budgets)
     tape = _capture(library, model, batch, device)
-    settings = training.Settings(decisions=_decisions(steps, minutes), kind=network, seed=seed, shares=_shares(budgets))
+    settings = training.Settings(decisions=_decisions(steps, minutes), kind=network, seed=seed, shares=shares)
     folder = output or cache_dir() / "dqn" / profile.name / "training" / f"{tape.digest[:16]}-{training.name_of(settings)}"
-    trainer = training.Trainer([training.World(model, tape, profile)], settings, folder)
+    try:
+        trainer = training.Trainer([training.World(model, tape, profile)], settings, folder)
+    except ValueError as wrong:
+        raise WorkflowError(str(wrong)) from wrong
     if trainer.progress.decisions:
         print(f"going on after {trainer.progress.decisions:,} decisions")
     try:
@@ -63,7 +72,10 @@ def _decisions(steps: int | None, minutes: float | None) -> int:
 
 
 def _shares(budgets: str | None) -> tuple[float, ...]:
-    shares = [parse_percent(word) for word in budgets.split(",")] if budgets else []
+    try:
+        shares = [parse_percent(word) for word in budgets.split(",")] if budgets else []
+    except ValueError as wrong:
+        raise WorkflowError(f"--budgets {budgets}: {wrong}") from wrong
     if None in shares:
         raise WorkflowError(f"--budgets {budgets}: shares of eager's peak are needed, for example 80%,60%,40%")
     return tuple(shares)
