@@ -52,6 +52,14 @@ def test_measured_goes_before_simulated_and_a_later_run_before_an_earlier_one(tm
     assert row["state"] == "not reproduced (elsewhere reproduced and reproduced, by simulation)" and "/new/" in row["evidence"][0]
 
 
+def test_the_papers_own_value_goes_before_one_that_a_workflow_puts_in_its_place(tmp_path):
+    records = [measured_step("eager", 1000, ratio=1.0), measured_step("delta", 900, budget="90%")]
+    restated = {**CLAIMS[0], "value": 10.0}
+    run = write_run(tmp_path / "hand-made" / "run", records, claims=[restated, CLAIMS[0]])
+    assert rows_of(run)["delta-mem-save"]["state"] == "not reproduced (elsewhere reproduced)"
+    assert rows_of(write_run(tmp_path / "hand-made" / "run", records, claims=[restated]))["delta-mem-save"]["verdict"] == "reproduced"
+
+
 def test_a_run_without_evidence_says_why_and_outweighs_nothing(tmp_path):
     eager = measured_step("eager", 1000, ratio=1.0)
     empty = grid(tmp_path, "empty", [eager], "2026-01-02T00:00:00Z")

@@ -42,7 +42,8 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """One claim and its tests, the weightiest first: measured before simulated, a later run before an earlier one."""
+    """One claim and its tests, the weightiest first: measured before simulated, of the paper's own value before one that a workflow puts in
+    its place, a later run before an earlier one, and in a run as its workflow lists them."""
 
     claim: PaperClaim
     tests: tuple[Test, ...]
@@ -62,7 +63,6 @@ class Standing:
             told = self.tests[0].result.verdict_in_words + (f" (elsewhere {join_words(sorted(others))})" if others else "")
         return told if self.counts else f"{told}; recalled, not counted"
 
-
     @property
     def verdict(self) -> Verdict | None:
         """Of the weightiest test; None without one."""
@@ -80,12 +80,16 @@ class Standing:
 def standings(runs: Iterable[Run], known: Mapping[str, PaperClaim]) -> list[Standing]:
     """One for each known claim, in their order. `runs`: the last started last."""
     tests: dict[str, list[Test]] = {name: [] for name in known}
-    for run in runs:
+    for run in reversed(list(runs)):
         for result in judge(run.workflow.get("claims") or (), run, known):
             if result.id in tests:
-                tests[result.id].insert(0, Test(run=run.folder, result=result))
+                tests[result.id].append(Test(run=run.folder, result=result))
     weight = {"measured": 0, "simulated": 1, "": 2}
-    return [Standing(claim=known[name], tests=tuple(sorted(found, key=lambda t: weight[t.basis]))) for name, found in tests.items()]
+
+    def order(test: Test) -> tuple[int, bool]:
+        return weight[test.basis], test.result.claim != known[test.result.id]
+
+    return [Standing(claim=known[name], tests=tuple(sorted(found, key=order))) for name, found in tests.items()]
 
 
 def tally(rows: Sequence[Mapping[str, Any]]) -> str:
