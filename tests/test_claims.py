@@ -10,7 +10,8 @@ import yaml
 from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured_step, search, simulated_step, training
 
 from vramlab.record import Outcome, Truth, Verdict
-from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
+from vramlab.report.claims import RULES, ClaimResult, Finding, PaperClaim, judge, load_claims
+from vramlab.report.summary import _answer
 from vramlab.runs import Cell, Run
 from vramlab.workflow_schema import CLAIM_RULES
 
@@ -241,3 +242,19 @@ def test_a_ratio_that_a_workflow_derives_has_not_the_unit_of_the_papers_table():
     entry = PaperClaim(id="t", system="DTR", metric="iteration time", value=420.6, unit="ms")
     assert entry.stated_as(1.224, "step_time_ratio").in_words == "1.224 x"
     assert entry.stated_as(400, "step_time").in_words == "400 ms"
+
+
+def test_what_is_recalled_of_a_paper_is_shown_and_never_counted():
+    def told(*counted: bool, verdict=Verdict.REPRODUCED) -> str:
+        return _answer([_result(is_read, verdict) for is_read in counted])
+
+    assert told(True, True, False) == ("Of 2 tests of claims: 2 reproduced (2 by simulation). "
+                                       "1 further test of claims that are recalled, not read, is not counted.")
+    assert told(True) == "Of 1 test of claims: 1 reproduced (1 by simulation)."
+    assert told(False, False) == "All 2 tests are of claims that are recalled, not read: they are shown and not counted."
+
+
+def _result(is_read: bool, verdict: Verdict) -> ClaimResult:
+    claim = PaperClaim(id="x", system="s", metric="m", value=1, unit="x", confidence="read" if is_read else "recalled")
+    finding = Finding(verdict=verdict, obtained="1 x", explanation="", is_simulated=True)
+    return ClaimResult(id="x", claim=claim, rule="fits", tolerance=0.1, finding=finding, hardware="here")

@@ -65,6 +65,11 @@ class PaperClaim:
     note: str = ""
 
     @property
+    def counts(self) -> bool:
+        """A claim that is recalled and not read is shown, and never counted."""
+        return self.confidence != "recalled"
+
+    @property
     def bounds(self) -> tuple[float, float] | None:
         """The claimed range; a single number is a range of no width. None when the claim has no number."""
         values = self.value if isinstance(self.value, list) else [self.value]
@@ -111,6 +116,11 @@ class ClaimResult:
     experiment: str = ""
     note: str = ""  # the workflow's own
     sensitivity: str = ""  # of a simulated verdict, in words
+
+    @property
+    def counts(self) -> bool:
+        """Not what is only recalled of a paper."""
+        return self.claim is None or self.claim.counts
 
     @property
     def verdict_in_words(self) -> str:
@@ -236,8 +246,7 @@ def _apply(rule: str, question: Question) -> Finding:
     if rule in SCALES and question.claim.bounds is None:
         return _untestable(f"the claim states no number ({question.claim.in_words})")
     finding = RULES[rule](question)
-    recalled = question.claim.confidence == "recalled" and finding.verdict is Verdict.REPRODUCED
-    if recalled:
+    if finding.verdict is Verdict.REPRODUCED and not question.claim.counts:
         return replace(finding, verdict=Verdict.PARTLY, explanation=f"{finding.explanation}; the claimed value is recalled, not read")
     return finding
 
@@ -278,6 +287,8 @@ def _refused_steps(question: Question) -> list[RunRecord]:
 def _unit_of(rule: str, claim: PaperClaim) -> tuple[str, int]:
     """(unit, decimals) in which a rule's number is told."""
     unit = SCALES[rule].unit or claim.unit
+    if unit.split(" ")[0] in ("layers", "images"):
+        return unit, 0
     return unit, 3 if unit.split(" ")[0] in ("GB", "GiB", "s") else SCALES[rule].decimals
 
 

@@ -55,7 +55,7 @@ def page(run: Run, library: Library) -> str:
     reports = built_in_collection() / "reports"
     return _environment(reports).get_template("report.html.j2").render(
         run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
-        summary=summarise(run, claims), claims=[_claim(run, result) for result in claims], rules=_rules(claims),
+        summary=summarise(run, claims), claims=[_claim(run, result) for result in sorted(claims, key=lambda c: not c.counts)], rules=_rules(claims),
         untestable=[{"reason": g["reason"], "claims": [_given_up(known, name) for name in g["claims"]]}
                     for g in run.workflow.get("untestable") or ()],
         tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),
@@ -106,7 +106,7 @@ def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:
         "claimed_hardware": claim.hardware if claim else DASH,
         "source": f"{claim.where}; {claim.confidence} from {claim.source}" if claim else DASH,
         "notes": [note for note in (claim.note if claim else "", result.note) if note],
-        "rule": result.rule, "sensitivity": result.sensitivity,
+        "rule": result.rule, "sensitivity": result.sensitivity, "counts": result.counts,
         "evidence": [(_name(run, r), f"cells/{r.cell_id}/record.json") for r in finding.evidence],
     }
 

@@ -13,7 +13,6 @@ from vramlab.report.words import count_of, join_words
 from vramlab.runs import Run
 
 UNTESTED = "no run here yet"
-RECALLED = "recalled"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +48,6 @@ class Standing:
     tests: tuple[Test, ...]
 
     @property
-    def counts(self) -> bool:
-        """A claim that is recalled and not read is shown, and never counted."""
-        return self.claim.confidence != RECALLED
-
-    @property
     def state(self) -> str:
         """`reproduced, by simulation`, `no run here yet`; whether other tests say otherwise, and whether it counts."""
         if not self.tests:
@@ -61,7 +55,7 @@ class Standing:
         else:
             others = {t.result.verdict_in_words for t in self.tests if t.is_settled} - {self.tests[0].result.verdict_in_words}
             told = self.tests[0].result.verdict_in_words + (f" (elsewhere {join_words(sorted(others))})" if others else "")
-        return told if self.counts else f"{told}; recalled, not counted"
+        return told if self.claim.counts else f"{told}; recalled, not counted"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -74,7 +68,7 @@ class Standing:
         return {"id": self.claim.id, "system": self.claim.system, "model": self.claim.model, "metric": self.claim.metric,
                 "value": self.claim.in_words, "state": self.state, "obtained": first.result.finding.obtained if first else None,
                 "verdict": str(self.verdict) if first else None, "basis": first.basis or None if first else None,
-                "counts": self.counts, "confidence": self.claim.confidence, "evidence": first.evidence if first else []}
+                "counts": self.claim.counts, "confidence": self.claim.confidence, "evidence": first.evidence if first else []}
 
 
 def standings(runs: Iterable[Run], known: Mapping[str, PaperClaim]) -> list[Standing]:

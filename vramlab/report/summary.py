@@ -89,13 +89,18 @@ def _hardware(run: Run) -> list[str]:
 def _answer(claims: Sequence[ClaimResult]) -> str:
     if not claims:
         return "The workflow names no claim of a paper; the tables below are the answer."
+    counted = [c for c in claims if c.counts]
+    recalled = len(claims) - len(counted)
+    if not counted:
+        return f"All {count_of(recalled, 'test')} are of claims that are recalled, not read: they are shown and not counted."
     parts = []
     for verdict in Verdict:
-        hits = [c for c in claims if c.finding.verdict is verdict]
+        hits = [c for c in counted if c.finding.verdict is verdict]
         if hits:
             simulated = sum(bool(c.finding.is_simulated) for c in hits) if verdict is not Verdict.NOT_TESTABLE_HERE else 0
             parts.append(f"{len(hits)} {verdict}{f' ({simulated} by simulation)' if simulated else ''}")
-    return f"Of {count_of(len(claims), 'test')} of claims: {join_words(parts)}."
+    beside = f" {count_of(recalled, 'further test')} of claims that are recalled, not read, {'is' if recalled == 1 else 'are'} not counted." if recalled else ""
+    return f"Of {count_of(len(counted), 'test')} of claims: {join_words(parts)}.{beside}"
 
 
 def _best(run: Run) -> list[Best]:
