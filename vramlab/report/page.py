@@ -17,15 +17,16 @@ from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_cl
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
 from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, methods_figure, telemetry_figures, training_figures
-from vramlab.report.searches import measured_search_table, peak_roles_table, search_table, trials_table
+from vramlab.report.peaks import search_peaks_table, step_peaks_table
+from vramlab.report.searches import measured_search_table, search_table, trials_table
 from vramlab.report.summary import summarise
 from vramlab.report.tables import inversions_table, measured_table, methods_table, simulated_table, training_table
 from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
 from vramlab.runs import Run, load_run
 
 REPORT_FILE = "report.html"
-TABLES = (methods_table, inversions_table, measured_table, simulated_table, measured_search_table, search_table, peak_roles_table,
-          trials_table, training_table)
+TABLES = (methods_table, inversions_table, measured_table, simulated_table, step_peaks_table, measured_search_table, search_table,
+          search_peaks_table, trials_table, training_table)
 VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT_REPRODUCED: "bad", Verdict.NOT_TESTABLE_HERE: "open"}
 
 

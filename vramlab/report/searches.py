@@ -12,7 +12,6 @@ from vramlab.report.tables import (
 )
 from vramlab.report.words import DASH, bytes_in_words, counts, is_simulated, join_words, seconds_in_words, significant
 from vramlab.runs import Run
-from vramlab.tape import Role
 
 ORDINARY = (Outcome.OK, Outcome.OOM, Outcome.PLAN_INFEASIBLE)  # how a trial ends that says something about memory
 
@@ -94,24 +93,6 @@ def definition(record: RunRecord) -> str:
              f"optimizer {training.get('optimizer')}", f"computed in {training.get('autocast') or 'float32'}",
              *([f"{size} px"] if size else []), f"fast: at most {fast}", "the largest fitted twice and the next failed twice"]
     return "; ".join(parts)
-
-
-def peak_roles_table(run: Run) -> Table:
-    """What is live at the peak of the largest value, by role: why no more fits."""
-    roles = tuple(str(role).replace("_", " ") for role in Role)
-    table = Table("searches-roles", "What is live at the peak of the largest, simulated",
-                  (("", (*IDENTITY, *STATE)), ("simulated", ("largest", *roles, "inside the op", "phase")), ("", ("evidence",))))
-    for cell in cells_of(run, "max_batch"):
-        if cell.record and (cell.record.search.get("at_peak") or {}).get("by_role"):
-            add_row(table, cell, len(roles) + 3, lambda record: _roles(table, record))
-    return table
-
-
-def _roles(table: Table, record: RunRecord) -> list[Value]:
-    numbers, at_peak = Numbers(table, record), record.search["at_peak"]
-    held = [at_peak["by_role"].get(str(role)) for role in Role]
-    return [numbers.show(record.search.get("largest"), str, "search.largest"), *(numbers.bytes(n, "search.at_peak") for n in held),
-            numbers.bytes(at_peak.get("inside_op_bytes"), "search.at_peak"), word(at_peak.get("phase") or DASH)]
 
 
 def trials_table(run: Run) -> Table:
