@@ -322,6 +322,11 @@ def test_words():
     assert table(("a", "bb"), [("x", 1), ("yyy", None)], right=("bb",)) == "a    bb\n---  --\nx     1\nyyy"
 
 
+def noisy_step() -> RunRecord:
+    record = measured_step("delta", 600, budget="60%", ratio=1.01)
+    return replace(record, measured={**record.measured, "is_distinguishable": False})
+
+
 @pytest.mark.parametrize(("record", "said"), [
     (training("delta", steps=200), "ok, exact, equal to eager at all 200 steps"),
     (replace(training("delta", steps=200, wrong_at=8), outcome=Outcome.OK), "ok, wrong, equal to eager at 7 of 200 steps"),
@@ -329,6 +334,7 @@ def test_words():
     (search("delta", 512, high=512), "ok, *simulated*, largest batch at least 512"),
     (infeasible_step("checkpoint", "40%"), "plan infeasible (gpu memory): the smallest it can reach is 700 MiB"),
     (measured_step("delta", 600, budget="60%", ratio=1.4), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time"),
+    (noisy_step(), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.01x eager's time (not distinguishable)"),
     (measured_step("eager", 1000, ratio=0.98), "ok, exact, peak 1000 MiB, 0.98x its own time"),
     (simulated_step("delta", 598, budget="60%"), "ok, *simulated*, peak 598.0 MiB of 600.0 MiB"),
 ])

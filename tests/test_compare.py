@@ -91,3 +91,9 @@ def test_the_command(tmp_path, capsys):
     body = json.loads(capsys.readouterr().out)
     assert body["has_regressed"] is False and body["pairs"][0]["differences"][2]["second"] == 600 * MIB
     assert main(["compare", "run", str(a), "none", "--output-dir", str(tmp_path)]) == 2
+
+
+def test_runs_without_a_cell_in_common_are_refused(tmp_path, capsys):
+    a = write_run(tmp_path / "w" / "aa", [measured_step("delta", 600, budget="60%")])
+    b = write_run(tmp_path / "w" / "bb", [measured_step("checkpoint", 660)])
+    assert main(["compare", "run", str(a), str(b)]) == 2 and "there is nothing to compare" in capsys.readouterr().err

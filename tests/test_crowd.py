@@ -241,6 +241,12 @@ def test_the_command_line_submits_and_refuses(run, tmp_path):
 
     done = submit(str(run), "--to", str(tmp_path / "c"))
     assert done.returncode == 0 and "written" in done.stdout and check_bundle(next((tmp_path / "c" / "hand-made").iterdir())) == []
+
+    from vramlab.cli import main
+
+    assert main(["check", "bundle", str(tmp_path / "c")]) == 0, "the folder that --to named"
+    next((tmp_path / "c").rglob("record.json")).write_text("{}")
+    assert main(["check", "bundle", str(tmp_path / "c")]) == 1 and main(["check", "bundle", str(tmp_path)]) == 1
     spoil(run, "half")
     refused = submit(str(run), "--to", str(tmp_path / "d"))
     assert refused.returncode == 4 and "cannot be read" in refused.stderr and not (tmp_path / "d").exists()

@@ -41,13 +41,13 @@ class ScheduleError(VramlabError):
 class PlanInfeasible(VramlabError):
     """A method cannot reach the budget.
 
-    `budget_bytes` is what was asked, `smallest_bytes` the smallest budget that the method can reach on this tape (None
-    when it was not searched), `op` names the op that binds.
+    `budget_bytes` is what was asked, `smallest_bytes` the smallest budget found that the method can reach on this tape (None when it was not
+    searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` names where the refused try got stuck.
     """
 
     def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:
         self.method, self.budget_bytes, self.smallest_bytes, self.op = method, budget_bytes, smallest_bytes, op
-        least = f"; the smallest it can reach is {smallest_bytes:,} bytes" if smallest_bytes is not None else ""
+        least = f"; the smallest budget found that it can reach is {smallest_bytes:,} bytes" if smallest_bytes is not None else ""
         super().__init__(f"method '{method}' cannot keep this step within {budget_bytes:,} bytes{least}; {op} binds")
 
     def __reduce__(self):  # keyword-only arguments do not survive the default pickling

@@ -141,7 +141,7 @@ def _plan_checks(method: Method) -> list[Check]:
     legal = [fault for plan, budget in zip(plans, budgets) for fault in _legality(tape, plan, budget)]
     checks = [
         Check("every plan is legal and within its budget", legal),
-        Check("a refused budget names the smallest one that can be reached", [f for p, b in zip(plans, budgets) for f in _refusal(p, b)]),
+        Check("a refused budget names a larger one that can be reached", [f for p, b in zip(plans, budgets) for f in _refusal(p, b)]),
         Check("the same question gets the same plan, and a plan survives JSON", list(_repeatability(method, tape, plans, budgets))),
     ]
     if method.card.takes_budget:

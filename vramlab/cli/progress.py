@@ -66,7 +66,8 @@ def summary(record: RunRecord) -> str:
         parts.append(f"peak {bytes_in_words(block['peak_bytes'])}{budget}")
     if (record.measured.get("ratio") or {}).get("median") is not None:
         whose = "its own" if record.config["method"] == "eager" else "eager's"
-        parts.append(f"{record.measured['ratio']['median']:.2f}x {whose} time")
+        noise = " (not distinguishable)" if record.measured.get("is_distinguishable") is False else ""
+        parts.append(f"{record.measured['ratio']['median']:.2f}x {whose} time{noise}")
     if record.training:
         equal, steps = record.training["equal_steps"], len(record.training["steps"])
         parts.append(f"equal to eager at {'all' if equal == steps else f'{equal} of'} {steps} steps")

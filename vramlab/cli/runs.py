@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Iterator, Sequence
 
 from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, Paper, UnknownName, find_collections
-from vramlab.errors import SubmissionRefused
+from vramlab.errors import SubmissionRefused, WorkflowError
 from vramlab.report.words import DASH, bytes_in_words, count_of
 from vramlab.run_folder import resolve_run
 from vramlab.workflow import name_of
@@ -32,6 +32,8 @@ def compare_two(first: str, second: str, threshold: float, results: Path, *, as_
     from vramlab.report.compare import compare
 
     found = compare(resolve_run(first, results), resolve_run(second, results), threshold=threshold)
+    if not found.pairs:
+        raise WorkflowError(f"no cell has a record in both {first} and {second}: there is nothing to compare")
     if as_json:
         print_json(asdict(found) | {"has_regressed": found.has_regressed})
     else:
@@ -77,12 +79,14 @@ def submit(name: str, to: str, results: Path) -> int:
 
 
 def check_one_bundle(folder: Path) -> int:
-    """Print what is wrong with a bundle; exit code 1 when anything is."""
-    from vramlab.crowd import check_bundle
+    """Print what is wrong with a bundle, or with each that `crowd-submit --to` put below a folder; exit code 1 when anything is."""
+    from vramlab.crowd import MANIFEST_FILE, check_bundle
 
-    problems = check_bundle(folder)
-    print("\n".join(problems) if problems else f"{folder} is sound")
-    return 1 if problems else 0
+    inside = [folder] if (folder / MANIFEST_FILE).is_file() else sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
+    problems = {bundle: check_bundle(bundle) for bundle in inside or [folder]}
+    for bundle, found in problems.items():
+        print("\n".join(found) if found else f"{bundle} is sound")
+    return 1 if any(problems.values()) else 0
 
 
 def print_citations(name: str, results: Path, extra: Sequence[Path]) -> int:

@@ -84,7 +84,10 @@ def _time(record: RunRecord) -> str:
     if is_simulated(record):
         return seconds_in_words(record.predicted.get("step_seconds"))
     ratio = (record.measured.get("ratio") or {}).get("median")
-    return DASH if ratio is None else f"{ratio:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}"
+    if ratio is None:
+        return DASH
+    noise = ", not distinguishable" if record.measured.get("is_distinguishable") is False else ""
+    return f"{ratio:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}{noise}"
 
 
 COLUMNS = ("experiment", "model", "batch", "method", "budget", "target", "outcome", "truth", "peak", "step time")

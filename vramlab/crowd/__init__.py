@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vramlab.crowd.bundle import Submitted, check_bundle, submit_to_directory
+from vramlab.crowd.bundle import MANIFEST_FILE, Submitted, check_bundle, submit_to_directory
 
-__all__ = ["Submitted", "check_bundle", "submit_to_directory"]
+__all__ = ["MANIFEST_FILE", "Submitted", "check_bundle", "submit_to_directory"]
