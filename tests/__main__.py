@@ -34,7 +34,7 @@ def provide_chromium() -> str:
 
 
 def in_parallel() -> list[str]:
-    """pytest's words for one process a core, up to four, each with its share of the cores: kernels of small tests gain nothing from more."""
+    """pytest's words for one process a core, up to four, each with its share of the cores: small tests gain nothing from more."""
     cores = len(os.sched_getaffinity(0))
     processes = min(cores, 4)
     os.environ.setdefault("OMP_NUM_THREADS", str(cores // processes))  # read when torch loads

@@ -14,8 +14,8 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """`refuse` names functions that answer 'Not Supported'; `processes` is [(pid, bytes)] on the compute list; `fields` maps a field's number to
-    (its value type, its value), and all others answer 'Not Supported' (3), as Volta does with instantaneous power."""
+    """`refuse` names functions that answer 'Not Supported'; `processes` is [(pid, bytes)] on the compute list; `fields` maps a field's
+    number to (its value type, its value), and all others answer 'Not Supported' (3), as Volta does with instantaneous power."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0

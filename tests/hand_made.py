@@ -62,8 +62,9 @@ def measured_step(method: str, peak_mib: float, *, budget: str | None = None, ra
         "ratio": {"median": ratio, "low": ratio - 0.02, "high": ratio + 0.02, "n": 10}, "drift": {"median": 1.0, "low": 0.99, "high": 1.01},
     }
     predicted = {"profile": "this machine", "peak_bytes": int(peak_mib * MIB), "step_seconds": ratio, "compute_seconds": 1.0,
-                 "eager_step_seconds": 1.0, "recompute_seconds": 0.2, "stall_seconds": ratio - 1.2, "moved_bytes": 5 * MIB, "recomputes": 20, "offloads": 3,
-                 "prefetches": 3, "peak_host_bytes": 9 * MIB, "peak_instruction": 7, "peak_op": "aten.convolution_backward.default"}
+                 "eager_step_seconds": 1.0, "recompute_seconds": 0.2, "stall_seconds": ratio - 1.2, "moved_bytes": 5 * MIB,
+                 "recomputes": 20, "offloads": 3, "prefetches": 3, "peak_host_bytes": 9 * MIB, "peak_instruction": 7,
+                 "peak_op": "aten.convolution_backward.default"}
     config = {"method": method, "budget": budget, "options": {"action": "director"} if method == "delta" else {}}
     fields: dict[str, Any] = {
         "measured": measured, "predicted": predicted, "budget_bytes": int(share * EAGER_PEAK) if share else None,

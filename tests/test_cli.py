@@ -322,7 +322,7 @@ def test_words():
     assert table(("a", "bb"), [("x", 1), ("yyy", None)], right=("bb",)) == "a    bb\n---  --\nx     1\nyyy"
 
 
-def noisy_step() -> RunRecord:
+def noisy_step():
     record = measured_step("delta", 600, budget="60%", ratio=1.01)
     return replace(record, measured={**record.measured, "is_distinguishable": False})
 

@@ -133,7 +133,8 @@ def test_a_model_card_is_called_as_its_file_and_its_code_lies_beside_it(shelf):
 
 
 @pytest.mark.parametrize(("kind", "good", "bad"), [
-    ("int", [3, -1], [3.0, "3", True]), ("float", [3, 0.5], ["x", True, [1.0], float("nan"), float("inf")]), ("bool", [True], [1, "yes"]), ("str", ["x"], [3]),
+    ("int", [3, -1], [3.0, "3", True]), ("float", [3, 0.5], ["x", True, [1.0], float("nan"), float("inf")]), ("bool", [True], [1, "yes"]),
+    ("str", ["x"], [3]),
     ("bytes", ["6GiB", 1024, "1.5 GB"], ["6 Gigs", 0, True]), ("list[int]", [[], [1, 2]], [[1.5], 3, [True]]),
     ("list[float]", [[1, 2.5]], [["1"], [float("nan")]]), ("list[str]", [["a"]], ["a"]),
 ])

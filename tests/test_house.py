@@ -177,3 +177,13 @@ def test_a_planted_word_is_caught(tmp_path, pattern, text):
 def test_harmless_words_are_let_pass(tmp_path, text):
     (tmp_path / "page.md").write_text(text + "\n")
     assert lines_with(MACHINE_PATH, tmp_path) == [] and lines_with(REGISTRY_HOST, tmp_path) == []
+
+
+def test_ruff_finds_nothing(tmp_path):
+    """Also: it finds a planted fault under the same rules."""
+    def check(*paths: str) -> int:
+        command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), *paths]
+        return subprocess.run(command, capture_output=True, cwd=ROOT).returncode
+
+    (tmp_path / "fault.py").write_text("print(undefined)\n")
+    assert check(str(tmp_path / "fault.py")) == 1 and check(".") == 0

@@ -111,7 +111,8 @@ def test_the_model_of_a_simulated_step_is_made_when_it_is_asked_for_and_once(mon
     monkeypatch.setattr(workload, "make_model", lambda *args, make=workload.make_model: made.append(1) or make(*args))
     simulated = build("resnet18", target="sim:v100-32gb")
     assert not made and len(simulated.batch) == 2
-    assert simulated.model is simulated.model and simulated.make_optimizer().param_groups[0]["params"][0] is next(simulated.model.parameters())
+    assert simulated.model is simulated.model
+    assert simulated.make_optimizer().param_groups[0]["params"][0] is next(simulated.model.parameters())
     assert len(made) == 1
     measured = build("resnet18")
     assert len(made) == 2, "a step that runs has its model at once, before any meter starts"

@@ -157,7 +157,8 @@ def test_what_is_live_at_a_steps_peak_is_told_by_role_and_layer(tmp_path):
     at_peak = {"by_role": {"activation": 400 * MIB, "parameter": 90 * MIB}, "inside_op_bytes": 10 * MIB, "phase": "backward",
                "by_layer": {"a": MIB, "b": 300 * MIB, "c": 2 * MIB, "d": 200 * MIB}}
     record = measured_step("delta", 500, budget="50%")
-    record = replace(record, predicted={**record.predicted, "at_peak": at_peak}, measured={**record.measured, "is_peak_accounted_for": True})
+    record = replace(record, predicted={**record.predicted, "at_peak": at_peak},
+                     measured={**record.measured, "is_peak_accounted_for": True})
     row = row_of(render_page(tmp_path, [record, measured_step("checkpoint", 700)]), "What is live at the peak of a step", method="delta")
     assert (row["activation"], row["parameter"], row["inside the op"], row["phase"]) == ("400.0 MiB", "90.00 MiB", "10.00 MiB", "backward")
     assert (row["layers that hold most"], row["the meter saw as much"]) == ("b 300.0 MiB; d 200.0 MiB; c 2.000 MiB", "yes")

@@ -70,4 +70,5 @@ def test_numbers_of_a_search_without_truth_do_not_count_and_the_command_line_tel
     row = page(tmp_path, void).tables["Largest that trains, measured"][2]
     assert "batch 37" not in " ".join(row)
     assert "simulated" not in summary(measured()) and "largest batch 37" in summary(measured())
-    assert summary(replace(void, outcome=Outcome.OOM, reason="byte_budget", message="not even batch 1 fits")).startswith("oom (byte budget)")
+    refused = replace(void, outcome=Outcome.OOM, reason="byte_budget", message="not even batch 1 fits")
+    assert summary(refused).startswith("oom (byte budget)")

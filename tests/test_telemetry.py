@@ -133,7 +133,8 @@ def test_flags_say_what_speaks_against_the_numbers():
     assert telemetry(seconds, [None] * 4, [None] * 4).flags() == []
     (busy,) = telemetry(seconds, power, [0.0, 100.0, 300.0, 600.0], used=2.0**29).flags()
     assert busy.startswith("536,870,912 bytes of the GPU were in use before the cell began")
-    (shared,) = telemetry(seconds, power, [0.0, 100.0, 300.0, 600.0], covers=Nvml.open(FakeNvml(mig=True)).describe(0)["power_covers"]).flags()
+    covers = Nvml.open(FakeNvml(mig=True)).describe(0)["power_covers"]
+    (shared,) = telemetry(seconds, power, [0.0, 100.0, 300.0, 600.0], covers=covers).flags()
     assert "whole board" in shared
 
 

@@ -41,8 +41,9 @@ class ScheduleError(VramlabError):
 class PlanInfeasible(VramlabError):
     """A method cannot reach the budget.
 
-    `budget_bytes` is what was asked, `smallest_bytes` the smallest budget found that the method can reach on this tape (None when it was not
-    searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` names where the refused try got stuck.
+    `budget_bytes` is what was asked, `smallest_bytes` the smallest budget found that the method can reach on this tape (None when it was
+    not searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` names where the
+    refused try got stuck.
     """
 
     def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:

@@ -139,7 +139,7 @@ class _SamplesApart(TorchDispatchMode):
         return func(*args, **kwargs | {"dropout_p": 0.0})
 
     def _normalise(self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> tuple:
-        """Instance normalisation is one over a batch of one that has a channel for each channel of each sample: its statistics are its own."""
+        """Instance normalisation is one over a batch of one that has a channel for each channel of each sample."""
         wide, form = x.float(), (1, -1, *(1,) * (x.dim() - 2))
         if self.is_first or self.statistics[self.next][0].numel() != x.shape[1]:
             found = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)

@@ -36,7 +36,7 @@ class Comparison:
 
     @property
     def ranked_by(self) -> float | None:
-        """What step times are ranked by: the ratio to eager beside it, which the machine's drift from cell to cell does not reach; else seconds."""
+        """What ranks step times: the ratio to eager beside it, which the machine's drift from cell to cell does not reach; else seconds."""
         return self.time_ratio or self.step_seconds
 
     @property

@@ -71,7 +71,8 @@ def plan(
 ) -> Plan:
     """Let a method plan, check the plan against the budget and predict it. Raises PlanInfeasible, Unsupported, ScheduleError.
 
-    `needs`: what the tape was prepared for. A percentage is of `eager_peak_bytes`, or of the simulated eager peak on the same tape where that is None.
+    `needs`: what the tape was prepared for. A percentage is of `eager_peak_bytes`, or of the simulated eager peak on the same tape where
+    that is None.
     """
     tape = captured.tape
     eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes

@@ -49,7 +49,7 @@ class Store:
             self._write(self._on_disk() | dict(entries))
         except OSError as refused:
             if self.path not in _UNWRITTEN:
-                warnings.warn(f"{self.path.parent} cannot be written ({refused.strerror}): what is measured is forgotten with this process; "
+                warnings.warn(f"{self.path.parent} cannot be written ({refused.strerror}): what is measured ends with this process; "
                               f"set XDG_CACHE_HOME to a directory of yours", stacklevel=2)
             _UNWRITTEN.setdefault(self.path, {}).update(entries)
 

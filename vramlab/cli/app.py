@@ -162,7 +162,7 @@ def report_run(
 def compare_run(
     first: Annotated[str, typer.Argument(metavar="A", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="B", show_default=False)],
-    threshold: Annotated[float, typer.Option("--threshold", metavar="SHARE", min=0.0, help="How much worse counts as a regression.")] = 0.05,
+    threshold: Annotated[float, typer.Option("--threshold", metavar="SHARE", min=0.0, help="How much worse is a regression.")] = 0.05,
     output_dir: Results = Path("results"),
     as_json: AsJson = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, Paper, UnknownName, find_collections
@@ -51,11 +51,16 @@ def _compared(found: Comparison, threshold: float) -> Iterator[str]:
         for config in configs:
             yield f"only in {run}: {name_of(config)}"
     worse = sum(len(pair.regressions) for pair in found.pairs)
-    yield f"\n{count_of(len(found.pairs), 'cell')} compared; {count_of(worse, 'figure')} worse in B by more than {threshold:.1%}, beyond the noise"
+    told = f"{count_of(worse, 'figure')} worse in B by more than {threshold:.1%}, beyond the noise"
+    yield f"\n{count_of(len(found.pairs), 'cell')} compared; {told}"
 
 
 def _difference(pair: Pair, found: Difference) -> tuple[str, str, str, str, str]:
-    in_words = bytes_in_words if found.figure.endswith("bytes") else lambda v: DASH if v is None else f"{v:.4g}" if isinstance(v, float) else str(v)
+    def in_words(value: Any) -> str:
+        if found.figure.endswith("bytes"):
+            return bytes_in_words(value)
+        return DASH if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
     figure = found.figure + (" *simulated*" if pair.is_simulated and found.change is not None else "")
     verdict = "worse" if found.is_regression else "" if found.is_distinguishable or found.first == found.second else "not distinguishable"
     return figure, in_words(found.first), in_words(found.second), DASH if found.change is None else f"{1 + found.change:.3f}", verdict

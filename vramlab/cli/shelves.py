@@ -146,7 +146,8 @@ def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
     for run in find_runs(results):
         records = run.records()
         outcomes = Counter(str(record.outcome) for record in records.values())
-        rows.append({"run": run.name, "started": run.plan["started"], "cells": len(run.plan["cells"]), "done": sum(map(is_done, records.values())),
+        rows.append({"run": run.name, "started": run.plan["started"], "cells": len(run.plan["cells"]),
+                     "done": sum(map(is_done, records.values())),
                      "outcomes": ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())),
                      "overrides": list(run.plan["overrides"])})
     return rows

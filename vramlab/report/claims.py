@@ -1,7 +1,8 @@
 """Verdicts on claims of papers, each by a stated rule from the records of a run.
 
 A workflow lists what it tests: `claims: [{id, rule, experiment, method, baseline, value, tolerance}]`; what the paper says
-stands in reports/claims.yaml under that id. The rules of this file, and those of vramlab/report/headlines.py for what papers' headlines state:
+stands in reports/claims.yaml under that id. The rules of this file, and those of vramlab/report/headlines.py for what papers'
+headlines state:
 
     memory_saved_percent  1 - smallest peak of the method / peak of the baseline, over the budgets that the method kept
     max_batch_ratio       largest batch (or depth, ...) of the method / that of the baseline

@@ -56,7 +56,8 @@ def page(run: Run, library: Library) -> str:
     reports = built_in_collection() / "reports"
     return _environment(reports).get_template("report.html.j2").render(
         run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
-        summary=summarise(run, claims), claims=[_claim(run, result) for result in sorted(claims, key=lambda c: not c.counts)], rules=_rules(claims),
+        summary=summarise(run, claims), rules=_rules(claims),
+        claims=[_claim(run, result) for result in sorted(claims, key=lambda c: not c.counts)],
         untestable=[{"reason": g["reason"], "claims": [_given_up(known, name) for name in g["claims"]]}
                     for g in run.workflow.get("untestable") or ()],
         tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),

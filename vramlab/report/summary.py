@@ -99,7 +99,8 @@ def _answer(claims: Sequence[ClaimResult]) -> str:
         if hits:
             simulated = sum(bool(c.finding.is_simulated) for c in hits) if verdict is not Verdict.NOT_TESTABLE_HERE else 0
             parts.append(f"{len(hits)} {verdict}{f' ({simulated} by simulation)' if simulated else ''}")
-    beside = f" {count_of(recalled, 'further test')} of claims that are recalled, not read, {'is' if recalled == 1 else 'are'} not counted." if recalled else ""
+    verb = "is" if recalled == 1 else "are"
+    beside = f" {count_of(recalled, 'further test')} of claims that are recalled, not read, {verb} not counted." if recalled else ""
     return f"Of {count_of(len(counted), 'test')} of claims: {join_words(parts)}.{beside}"
 
 
