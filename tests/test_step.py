@@ -729,6 +729,11 @@ def test_auto_is_the_free_memory_and_what_the_step_holds_already(monkeypatch):
     assert resolved(optimizer=optimizer) == 10**9 + there + state
 
 
+def test_a_budget_of_digits_alone_is_asked_for_its_unit():
+    with pytest.raises(ValueError, match="'60' has no unit; write '60%', '60MiB' or the number 60"):
+        vramlab.train_step(conv_net(), cross_entropy, images(), budget="60")
+
+
 def test_the_optimizers_state_counts():
     def peak(make_optimizer):
         step = step_of(conv_net, cross_entropy, images(), method="replay", budget=None, make_optimizer=make_optimizer)

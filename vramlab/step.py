@@ -335,6 +335,9 @@ def _check_arguments(method: Any, optimizer: Any, device: Any, budget: Any) -> N
         raise TypeError(f"optimizer is a torch.optim.Optimizer or None, not {optimizer!r}")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, str | int)):
         raise TypeError(f"budget is a size such as '6GiB', a share such as '60%', 'auto', a number of bytes or None, not {budget!r}")
+    if isinstance(budget, str) and budget.strip().isdigit():
+        number = budget.strip()
+        raise ValueError(f"budget {budget!r} has no unit; write '{number}%', '{number}MiB' or the number {number} for bytes")
     if device is None:
         return
     try:
