@@ -39,8 +39,9 @@ def test_expected_verdicts_are_those_of_the_workflows_claims(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
-def test_measured_numbers_belong_to_cells_that_are_exact(path):
+def test_measured_numbers_belong_to_cells_that_passed_the_gate(path):
     for cell in json.loads(path.read_text())["cells"]:
         if "measured_peak_bytes" in cell:
-            assert (cell["outcome"], cell["truth"]) == ("ok", "exact") and not cell["target"].startswith("sim:")
+            assert cell["outcome"] == "ok" and not cell["target"].startswith("sim:")
+            assert cell["truth"] == "exact" or (cell["truth"], cell["method"]) == ("semantics_changed", "modnn")  # it cuts the batch
         assert cell["outcome"] in ("ok", "plan_infeasible")
