@@ -25,7 +25,7 @@ PURE = GROUND | frozenset("""
 """.split())
 TORCH_FREE = PURE | frozenset("""
     __main__ child claiming cli collection crowd doctor environment isolate largest method_check nvml report run_folder runner runs
-    schema telemetry this_machine workflow workflow_layers workflow_schema yaml_nodes
+    schema telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})

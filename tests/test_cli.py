@@ -255,6 +255,14 @@ def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):
     assert "arguments:1:1: method 'toy-good' plans for a budget and none is given" in capsys.readouterr().err
 
 
+def test_plan_step_without_a_plan_fails(shelf, capsys):
+    words = ["plan", "step", "--model", "toy", "--batch", "4", "--budget", "150%", "--method"]
+    assert main([*words, "toy-infeasible"]) == 1
+    said = capsys.readouterr()
+    assert "plan infeasible" in said.out and said.err.startswith("note: --budget 150% is above eager's peak")
+    assert main([*words, "toy-good"]) == 0
+
+
 def test_cite(shelf, capsys):
     assert main(["run", "workflow", "small", "model={name: resnet50, image_size: 32}"]) == 0
     capsys.readouterr()

@@ -266,12 +266,21 @@ def test_the_smallest_budget_is_the_smallest(toy, action):
 
 
 def test_a_refusal_names_the_op_that_binds():
-    """Room for the state and one map: the second convolution needs two."""
+    """Room for the state and one map: the second convolution, which needs two, gets stuck first. What binds is the first backward that
+    reads a map and a gradient and makes two gradients: no other op needs more."""
     tape = chain(3)
     with pytest.raises(PlanInfeasible) as refusal:
         planner(Action.SWAP).plan(tape, link(), Budget(device_bytes=state_bytes(tape) + MAP))
-    assert refusal.value.op == "#1 aten.convolution.default (conv1)"
+    assert refusal.value.op == "#6 aten.convolution_backward.default (conv2)" and str(refusal.value).endswith("(conv2) binds")
     assert "oldest" in str(refusal.value) and refusal.value.budget_bytes == state_bytes(tape) + MAP
+
+
+def test_a_refusal_without_a_search_names_where_it_got_stuck():
+    tape = chain(3)
+    with pytest.raises(PlanInfeasible) as refusal:
+        planner(Action.SWAP).plan(tape, link(), Budget(device_bytes=state_bytes(tape) + MAP, wants_smallest=False))
+    assert refusal.value.op == "#1 aten.convolution.default (conv1)"
+    assert str(refusal.value).endswith("it got stuck at #1 aten.convolution.default (conv1)") and "binds" not in str(refusal.value)
 
 
 def test_a_budget_below_the_state_is_refused():

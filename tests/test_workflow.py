@@ -18,6 +18,7 @@ from vramlab.device import DeviceProfile
 from vramlab.errors import WorkflowError
 from vramlab.record import hash_config
 from vramlab.workflow import Host, expand, load_workflow
+from vramlab.workflow_notes import notes
 from vramlab.yaml_nodes import MAX_BYTES, nearest, parse_yaml, plain, read_yaml
 
 CPU, CUDA = Host("cpu"), Host("cuda:0", cuda_devices=1)
@@ -337,6 +338,65 @@ def test_later_layers_win_and_mappings_merge(shelf):
     assert seen(CPU, "when.cpu.batch_sizes=[6]") == {"plain": (6, 1, 2, 3), "own": (3, 1, 3, 3), "own-when": (4, 1, 2, 4)}
     cpu, cuda = (expand(load(shelf, LAYERED), host) for host in (CPU, CUDA))
     assert (cpu.label, cpu.expected.minutes, cuda.label, cuda.expected.minutes) == ("quick", 3, None, 30)
+
+
+OF_THEIR_OWN = """\
+schema: 1
+name: small
+title: A small run
+model: toy
+batch_sizes: [8]
+methods:
+  - {name: delta, budgets: [50%]}
+  - eager
+budgets: [60%]
+experiments:
+  - name: plain
+  - name: own
+    budgets: [70%]
+  - {name: largest, kind: max_batch, budgets: [2MiB], methods: [delta], search: {high: 4}}
+"""
+
+
+def test_an_override_of_budgets_wins_over_those_of_methods_and_experiments(shelf):
+    def seen(*overrides):
+        cells = expand(load(shelf, OF_THEIR_OWN, *overrides), CPU).cells
+        return [(c.config["experiment"], c.config["budget"]) for c in cells if c.config["method"] == "delta"]
+
+    own = ("largest", "2MiB")
+    assert seen() == [("plain", "50%"), ("own", "50%"), own]
+    assert seen("budgets=[1GiB]") == [("plain", "1GiB"), ("own", "1GiB"), ("largest", "1GiB")]
+    assert seen("experiments.plain.budgets=[30%]") == [("plain", "30%"), ("own", "50%"), own]
+    by_hand = [("plain", "20%"), ("own", "20%"), own]
+    assert seen("methods.delta.budgets=[20%]", "experiments.own.budgets=[30%]", "experiments.largest.methods=[delta]") == by_hand
+    assert problems(shelf, OF_THEIR_OWN, "budgets=[30%]") == [
+        "'budgets=[30%]':1:10: budgets: '30%' is not allowed where the batch is searched, in experiment 'largest'; "
+        "give it budgets of its own, a size or auto"]
+
+
+def test_what_an_override_replaces_is_said_with_its_place(shelf):
+    def said(*overrides):
+        return notes(load(shelf, OF_THEIR_OWN, *overrides), "cpu")
+
+    assert said() == said("measure.steps=3") == []
+    assert said("budgets=[1GiB]", "batch_sizes=[4]") == [
+        "'batch_sizes=[4]':1:1: does not reach experiment 'largest', which searches the batch size",
+        "workflows/small.yaml:7:19: budgets of method 'delta': the override budgets=[1GiB] stands in their place",
+        "workflows/small.yaml:13:5: budgets of experiment 'own': the override budgets=[1GiB] stands in their place",
+        "workflows/small.yaml:14:38: budgets of experiment 'largest': the override budgets=[1GiB] stands in their place",
+    ]
+    assert said("experiments.own.budgets=[30%]") == [
+        "workflows/small.yaml:7:19: budgets of method 'delta': the override experiments.own.budgets=[30%] stands in their place"]
+
+
+def test_a_budget_above_eagers_peak_is_told_once(shelf):
+    text = BASE.replace("[60%]", "[100%, 150%]").replace("[delta, eager]", "[{name: delta, budgets: [1000%, 2GiB]}, checkpoint]")
+    assert notes(load(shelf, text)) == [
+        "workflows/small.yaml:6:36: budgets: 1000% is above eager's peak: it binds only a method that would hold more than eager does",
+        "workflows/small.yaml:7:17: budgets: 150% is above eager's peak: it binds only a method that would hold more than eager does",
+    ]
+    assert notes(load(shelf, BASE)) == []
+    assert "no share of eager's peak" in problems(shelf, BASE.replace("60%", "1001%"))[0]
 
 
 def test_another_model_brings_its_own_options(shelf):

@@ -107,7 +107,7 @@ def detect_host(device: str) -> Host:
         raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
     if device != "auto" and device != "cpu" and not (kind == "cuda" and name.isdecimal()):
         allowed = ("auto", "cpu", "cuda:0", "sim:NAME")
-        raise WorkflowError(f"--device {device!r} is not allowed; allowed: {one_of(allowed)}{nearest(device, allowed)}")
+        raise WorkflowError(f"--device {device!r} is not allowed; allowed: {one_of(allowed)}{_like(device)}")
     devices = count_cuda_devices()
     if device == "auto":
         return Host("cuda:0" if devices else "cpu", devices)
@@ -115,6 +115,15 @@ def detect_host(device: str) -> Host:
         raise EnvironmentUnable(f"--device {device}: torch finds {devices} NVIDIA GPU(s) on this machine; "
                                 "`doctor` says why, and --device cpu or sim:NAME need none")
     return Host(device, devices)
+
+
+def _like(device: str) -> str:
+    """`; did you mean ...?`: the profiles that begin so, else the nearest spelling of a profile or another target."""
+    profiles = [f"sim:{name}" for name in known_profiles()]
+    begun = [name for name in profiles if len(device) > 1 and name.startswith(f"sim:{device.lower()}")]
+    if begun:
+        return f"; did you mean {' or '.join(map(repr, begun))}?"
+    return nearest(device, ["auto", "cpu", "cuda:0"]) or nearest(f"sim:{device}", profiles)
 
 
 def examine(results: Path) -> list[Finding]:

@@ -42,14 +42,15 @@ class PlanInfeasible(VramlabError):
     """A method cannot reach the budget.
 
     `budget_bytes` is what was asked, `smallest_bytes` the smallest budget found that the method can reach on this tape (None when it was
-    not searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` names where the
-    refused try got stuck.
+    not searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` is the op that binds: at which the
+    plan within that smallest budget has its peak; without one, the op at which the refused try got stuck.
     """
 
     def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:
         self.method, self.budget_bytes, self.smallest_bytes, self.op = method, budget_bytes, smallest_bytes, op
-        least = f"; the smallest budget found that it can reach is {smallest_bytes:,} bytes" if smallest_bytes is not None else ""
-        super().__init__(f"method '{method}' cannot keep this step within {budget_bytes:,} bytes{least}; {op} binds")
+        least = f"the smallest budget found that it can reach is {smallest_bytes:,} bytes; there {op} binds"
+        told = f"it got stuck at {op}" if smallest_bytes is None else least
+        super().__init__(f"method '{method}' cannot keep this step within {budget_bytes:,} bytes; {told}")
 
     def __reduce__(self):  # keyword-only arguments do not survive the default pickling
         state = {"method": self.method, "budget_bytes": self.budget_bytes,

@@ -65,7 +65,7 @@ class Policy(Protocol):
 
 
 class Stuck(Exception):
-    """The play cannot go on within the budget. `op` is the op that binds."""
+    """The play cannot go on within the budget. `op` is the op for which no room could be made."""
 
     def __init__(self, op: int) -> None:
         super().__init__(op)
@@ -260,9 +260,8 @@ class RolloutPlanner:
         try:
             return self._play(tape, device, budget).schedule
         except Stuck as stuck:
-            smallest = self._smallest_bytes(tape, device, budget) if budget.wants_smallest else None
-            op = tape.op_name(min(stuck.op, len(tape.ops) - 1))  # after the last op, what the step keeps has to come back
-        raise PlanInfeasible(method=self.name, budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=op)
+            stuck_op = stuck.op
+        raise refusal(lambda at: self._try(tape, device, at), tape, budget, self.name, stuck_op)
 
     def _play(self, tape: Tape, device: DeviceProfile, budget: Budget) -> CheckedSchedule:
         rollout = Rollout(tape, device, budget, self.make_policy(tape, device, budget),
@@ -270,18 +269,11 @@ class RolloutPlanner:
         rollout.play()
         return check_schedule(tape, rollout.schedule(self.method), budget)
 
-    def _smallest_bytes(self, tape: Tape, device: DeviceProfile, budget: Budget) -> int:
-        """By bisection between a budget that failed and one that does not bind; the answer has been played."""
-        low = max(budget.device_bytes, lower_bound_bytes(tape) - 1)
-        high = self._play(tape, device, replace(budget, device_bytes=UNLIMITED)).peak_bytes
-        while high - low > max(1, int(high * SEARCH_PRECISION)):
-            middle = (low + high) // 2
-            try:
-                self._play(tape, device, replace(budget, device_bytes=middle))
-                high = middle
-            except Stuck:
-                low = middle
-        return high
+    def _try(self, tape: Tape, device: DeviceProfile, budget: Budget) -> CheckedSchedule | None:
+        try:
+            return self._play(tape, device, budget)
+        except Stuck:
+            return None
 
 
 def fixed_plan(tape: Tape, schedule: Schedule, budget: Budget, name: str) -> Schedule:
@@ -292,9 +284,30 @@ def fixed_plan(tape: Tape, schedule: Schedule, budget: Budget, name: str) -> Sch
     return check_schedule(tape, schedule, budget).schedule
 
 
-def infeasible(smallest: CheckedSchedule, budget: Budget, name: str) -> PlanInfeasible:
-    """What to raise when `smallest` is the method's schedule of least peak, and still above the budget."""
+def infeasible(smallest: CheckedSchedule, budget: Budget, name: str, smallest_bytes: int | None = None) -> PlanInfeasible:
+    """What to raise when `smallest` is the method's schedule of least peak, and still above the budget. `smallest_bytes` is the budget
+    that it was made for, its peak when none was."""
     upto = smallest.schedule.instructions[:smallest.peak_instruction + 1]
     ran = [i.op for i in upto if isinstance(i, Compute | Recompute)] or [0]
-    op = smallest.tape.op_name(ran[-1])
-    return PlanInfeasible(method=name, budget_bytes=budget.device_bytes, smallest_bytes=smallest.peak_bytes, op=op)
+    return PlanInfeasible(method=name, budget_bytes=budget.device_bytes, smallest_bytes=smallest_bytes or smallest.peak_bytes,
+                          op=smallest.tape.op_name(ran[-1]))
+
+
+def refusal(attempt: Callable[[Budget], CheckedSchedule | None], tape: Tape, budget: Budget, name: str, stuck_op: int) -> PlanInfeasible:
+    """What to raise when a play got stuck at `stuck_op`. `attempt` plays under another budget, and gives None where it gets stuck.
+
+    The smallest budget is searched by bisection between the one that failed and one that does not bind; it has been played.
+    """
+    if not budget.wants_smallest:
+        op = tape.op_name(min(stuck_op, len(tape.ops) - 1))  # after the last op, what the step keeps has to come back
+        return PlanInfeasible(method=name, budget_bytes=budget.device_bytes, smallest_bytes=None, op=op)
+    smallest = attempt(replace(budget, device_bytes=UNLIMITED))
+    low, high = max(budget.device_bytes, lower_bound_bytes(tape) - 1), smallest.peak_bytes
+    while high - low > max(1, int(high * SEARCH_PRECISION)):
+        middle = (low + high) // 2
+        played = attempt(replace(budget, device_bytes=middle))
+        if played is None:
+            low = middle
+        else:
+            smallest, high = played, middle
+    return infeasible(smallest, budget, name, high)

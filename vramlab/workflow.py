@@ -4,7 +4,8 @@
     Workflow + Host -> when: blocks, experiments and overrides laid on each other -> Plan of Cells
 
 What is laid on what, the later winning: the file, the file's `when`, the experiment, the experiment's `when`, overrides
-`key=value` from the command line. Mappings merge key by key; lists and everything else are replaced.
+`key=value` from the command line. Mappings merge key by key; lists and everything else are replaced. A method's own budgets win
+over its experiment's, and an override of budgets wins over both.
 """
 
 from __future__ import annotations

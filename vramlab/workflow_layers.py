@@ -2,6 +2,7 @@
 
 The later wins. Mappings merge key by key; lists and everything else are replaced. An override `key=value` from the command
 line holds in every experiment; `experiments.NAME.key=value` in one; items of lists are named: `methods.delta.options.x=1`.
+`budgets=[60%]` holds for methods with budgets of their own, too. vramlab/workflow_notes.py says what an override replaces.
 """
 
 from __future__ import annotations
@@ -141,7 +142,8 @@ def own_experiments(root: Node) -> list[Node]:
 
 
 def merge_experiments(root: Node, platform: str, overrides: Sequence[Override]) -> tuple[list[Merged], list[Problem]]:
-    """Every experiment for one platform. An override must find its place in at least one of them."""
+    """Every experiment for one platform. An override must find its place in at least one of them; one of budgets holds for every
+    method of its experiments, whatever the file gives a method of its own."""
     file = file_for(root, platform)
     base = Node({key: child for key, child in file.value.items() if key in OF_EXPERIMENTS}, root.mark)
     merged: list[Merged] = []
@@ -150,6 +152,8 @@ def merge_experiments(root: Node, platform: str, overrides: Sequence[Override]) 
         name = own.get("name")
         node = _lay(_lay(base, without(own, "when")), when_block(own, platform))
         node = replace(node, mark=own.mark, key_mark=own.key_mark)
+        if any(sets_budgets(override, plain(name) if name else None) for override in overrides):
+            node = _without_own_budgets(node)
         for override, said in zip(overrides, lost):
             try:
                 node = _apply(node, override, plain(name) if name else None)
@@ -159,6 +163,19 @@ def merge_experiments(root: Node, platform: str, overrides: Sequence[Override]) 
         merged.append(Merged(str(plain(name)) if name else "", own, node, plain(kind) if kind else "step"))
     problems = [Problem(override.mark, said[0]) for override, said in zip(overrides, lost) if said and len(said) == len(merged)]
     return merged, problems
+
+
+def sets_budgets(override: Override, experiment: Any) -> bool:
+    """Does it give an experiment as a whole its budgets?"""
+    return override.steps in (("budgets",), ("experiments", experiment, "budgets"))
+
+
+def _without_own_budgets(experiment: Node) -> Node:
+    methods = experiment.get("methods")
+    if methods is None or not isinstance(methods.value, list):
+        return experiment
+    entries = [without(entry, "budgets") if isinstance(entry.value, dict) else entry for entry in methods.value]
+    return replace(experiment, value=experiment.value | {"methods": replace(methods, value=entries)})
 
 
 def _apply(node: Node, override: Override, experiment: Any) -> Node:

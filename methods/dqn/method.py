@@ -26,11 +26,10 @@ import numpy as np
 
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible, Unsupported
+from vramlab.errors import Unsupported
 from vramlab.layers import check_needs
-from vramlab.liveness import lower_bound_bytes
-from vramlab.planner import UNLIMITED, Budget
-from vramlab.rollout import SEARCH_PRECISION
+from vramlab.planner import Budget
+from vramlab.rollout import refusal
 from vramlab.schedule import Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
@@ -100,9 +99,8 @@ class DqnPlanner:
                 break  # every play is the same, or none can be faster
         if best is not None:
             return best.schedule
-        smallest = self._smallest_bytes(environment, budget) if budget.wants_smallest else None
-        op = tape.op_name(min(stuck_op, len(tape.ops) - 1))
-        raise PlanInfeasible(method="dqn", budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=op)
+        # A budget counts as reached when the first play keeps it.
+        raise refusal(lambda at: self._play(environment, at, self._agent(environment, 0)), tape, budget, "dqn", stuck_op)
 
     def _play(self, environment: MemoryEnvironment, budget: Budget, agent: Agent) -> CheckedSchedule | None:
         """One step; None where it got stuck."""
@@ -127,19 +125,6 @@ class DqnPlanner:
             network = load_network(self.options.agent, self.options.weights, environment.tape.digest, self.options.seed)
             environment.scorer = network.for_episode(environment.tape, environment.device, environment.peak_bytes)
         return environment.scorer
-
-    def _smallest_bytes(self, environment: MemoryEnvironment, budget: Budget) -> int:
-        """By bisection over first episodes, between a budget that failed and one that does not bind; the answer has been played."""
-        low = max(budget.device_bytes, lower_bound_bytes(environment.tape) - 1)
-        unlimited = Budget(device_bytes=UNLIMITED, host_bytes=budget.host_bytes)
-        high = self._play(environment, unlimited, self._agent(environment, 0)).peak_bytes
-        while high - low > max(1, int(high * SEARCH_PRECISION)):
-            middle = (low + high) // 2
-            if self._play(environment, Budget(device_bytes=middle, host_bytes=budget.host_bytes), self._agent(environment, 0)) is None:
-                low = middle
-            else:
-                high = middle
-        return high
 
 
 @cache

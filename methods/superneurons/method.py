@@ -12,15 +12,13 @@ switched off. Where this departs from the paper stands in card.yaml under `devia
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible
 from vramlab.layers import check_needs
-from vramlab.liveness import lower_bound_bytes
-from vramlab.planner import UNLIMITED, Budget
-from vramlab.rollout import Stuck
+from vramlab.planner import Budget
+from vramlab.rollout import Stuck, refusal
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
 
@@ -29,8 +27,6 @@ from .step import Stages, SuperNeuronsStep
 
 UID = "97aadfb05abdb9e2"
 NEEDS = ("backward", "variants", "inplace_gradients")
-# The search for the smallest reachable budget ends within this share of it.
-SEARCH_PRECISION = 1 / 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +42,17 @@ class SuperNeurons:
         try:
             return self._play(tape, device, budget, layout).schedule
         except Stuck as stuck:
-            smallest = self._smallest_bytes(tape, device, budget, layout) if budget.wants_smallest else None
-            op = tape.op_name(stuck.op)
-        raise PlanInfeasible(method="superneurons", budget_bytes=budget.device_bytes, smallest_bytes=smallest, op=op)
+            stuck_op = stuck.op
+        raise refusal(lambda at: self._try(tape, device, at, layout), tape, budget, "superneurons", stuck_op)
 
     def _play(self, tape: Tape, device: DeviceProfile, budget: Budget, layout: Layout) -> CheckedSchedule:
         return check_schedule(tape, SuperNeuronsStep(tape, device, budget, self.stages, layout).schedule(UID), budget)
 
-    def _smallest_bytes(self, tape: Tape, device: DeviceProfile, budget: Budget, layout: Layout) -> int:
-        """By bisection between a budget that failed and one that does not bind; the answer has been played."""
-        low = max(budget.device_bytes, lower_bound_bytes(tape) - 1)
-        high = self._play(tape, device, replace(budget, device_bytes=UNLIMITED), layout).peak_bytes
-        while high - low > max(1, int(high * SEARCH_PRECISION)):
-            middle = (low + high) // 2
-            try:
-                self._play(tape, device, replace(budget, device_bytes=middle), layout)
-                high = middle
-            except Stuck:
-                low = middle
-        return high
+    def _try(self, tape: Tape, device: DeviceProfile, budget: Budget, layout: Layout) -> CheckedSchedule | None:
+        try:
+            return self._play(tape, device, budget, layout)
+        except Stuck:
+            return None
 
 
 def build(**options: bool | str) -> SuperNeurons:

@@ -120,7 +120,10 @@ def plan_step(
     as_json: AsJson = False,
 ) -> None:
     """Capture one training step, plan it and predict it. KEY=VALUE sets any key: model.image_size=64
-    training.optimizer=adam methods.dtr.options.heuristic=eq."""
+    training.optimizer=adam methods.dtr.options.heuristic=eq.
+
+    Exit code 1 when the method has no plan within the budget.
+    """
     from vramlab.cli.workflows import plan_one_step
 
     raise typer.Exit(plan_one_step(model, batch, method, budget, device, overrides or [], collection or [],

@@ -22,6 +22,7 @@ from vramlab.run_folder import RunFolder, is_done
 from vramlab.runner import Result, Runner, plan_to_json
 from vramlab.this_machine import open_profile
 from vramlab.workflow import Host, Plan, expand, load_workflow, single_cell
+from vramlab.workflow_notes import ABOVE_EAGER, is_above_eager, notes
 
 
 def open_library(extra: Sequence[Path]) -> Library:
@@ -33,6 +34,7 @@ def run(file: str, overrides: Sequence[str], device: str, results: Path, extra: 
     """Run or resume; the exit code."""
     workflow = load_workflow(file, open_library(extra), overrides)
     plan = expand(workflow, detect_host(device))
+    _print_notes(notes(workflow, plan.host.platform))
     if is_dry:
         return _dry_run(plan, results, as_json)
     result = Runner(plan, results, display_for(as_json)).run()
@@ -48,6 +50,12 @@ def run(file: str, overrides: Sequence[str], device: str, results: Path, extra: 
     else:
         _print_result(plan, result, report, again)
     return result.exit_code
+
+
+def _print_notes(found: Sequence[str]) -> None:
+    """On stderr: stdout may belong to a document."""
+    for note in found:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _options(device: str, results: Path, extra: Sequence[Path]) -> list[str]:
@@ -169,6 +177,7 @@ def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_j
     """Check for both platforms and count the cells of each. WorkflowError lists what is wrong."""
     workflow = load_workflow(file, open_library(extra), overrides)
     plans = {"cpu": expand(workflow, Host("cpu")), "cuda": expand(workflow, Host("cuda:0", 1))}
+    _print_notes(notes(workflow))
     if as_json:
         print_json({"name": workflow.name, "path": workflow.path, "sha256": workflow.sha256,
                     "cells": {platform: len(plan.cells) for platform, plan in plans.items()}})
@@ -182,7 +191,10 @@ def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_j
 
 def plan_one_step(model: str, batch: int, method: str, budget: str | None, device: str, overrides: Sequence[str],
                   extra: Sequence[Path], save_schedule: Path | None = None, *, as_json: bool) -> int:
-    """One cell, run in a folder that is thrown away; what is predicted for it. Its schedule is kept where that is asked for."""
+    """One cell, run in a folder that is thrown away; what is predicted for it. Its schedule is kept where that is asked for.
+
+    Exit code 1 when there is no plan: unlike a workflow, which expects some of its budgets to be out of reach, this was asked for one.
+    """
     library = open_library(extra)
     if budget is not None and not library.method(method).card.takes_budget:
         raise WorkflowError(f"method {method!r} takes no budget; its plan does not depend on one. Leave --budget out")
@@ -190,6 +202,7 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
                                 "measure": {"time": False, "peak": False}}
     if budget is not None:
         settings["budgets"] = [budget]
+        _print_notes([f"--budget {ABOVE_EAGER.format(budget)}"] if is_above_eager(budget) else [])
     plan = single_cell(library, settings, overrides, detect_host(device))
     with tempfile.TemporaryDirectory(prefix="plan-", dir=scratch()) as folder:
         result = Runner(plan, Path(folder), Silent()).run()
@@ -204,7 +217,7 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
         print_json(record.to_json())
     else:
         _print_prediction(record)
-    return result.exit_code
+    return result.exit_code if record.outcome is Outcome.OK else 1
 
 
 def _keep_schedule(made: Path, wanted: Path) -> None:
