@@ -95,7 +95,11 @@ def test_help_imports_nothing_heavy(words):
     (["run", "workflow", "smoke", "batch_size=[8]"], 2, "unknown key 'batch_size'; allowed:"),
     (["validate", "workflow", "smoke", "budgets=[60]"], 2, "a plain number is bytes; a share of eager's peak is written 60%"),
     (["run", "workflow", "smoke", "--device", "gpu"], 2, "--device 'gpu' is not allowed; allowed: auto, cpu, cuda:0, sim:NAME"),
+    (["run", "workflow", "smoke", "--device", "v100"], 2, "sim:NAME; did you mean 'sim:v100-16gb' or 'sim:v100-32gb'?"),
+    (["run", "workflow", "smoke", "--device", "v100-32gb"], 2, "sim:NAME; did you mean 'sim:v100-32gb'?"),
     (["run", "workflow", "smoke", "--device", "sim:v100"], 2, "there is no device profile 'v100'"),
+    (["run", "workflow", "workflows/smok.yaml"], 2, "there is no file workflows/smok.yaml; did you mean 'workflows/smoke.yaml'?"),
+    (["validate", "workflow", "mine.yaml"], 2, "there is no file mine.yaml\n"),
     (["run", "workflow", "smoke", "--device", "cuda:99"], 3, "NVIDIA GPU(s) on this machine; `doctor` says why"),
     (["run", "workflow", "smoke", "--collection", "docs"], 2, "docs is no collection"),
     (["report", "run", "nothing"], 2, "there is no run 'nothing' in results/"),
@@ -111,6 +115,16 @@ def test_hints_have_the_form_that_was_called(monkeypatch):
     monkeypatch.delenv("VRAMLAB_PROG")
     assert command("run", "workflow", "x.yaml") == "vramlab run workflow x.yaml"
     assert call("lst", prog="./run").stderr.startswith("Usage: ./run ") and call("lst").stderr.startswith("Usage: vramlab ")
+    assert call("workflow", "-h", prog="./run").stdout.startswith("Usage: ./run workflow [OPTIONS]")
+    assert call("run", "workflow", "-h", prog="./run").stdout.startswith("Usage: ./run run workflow [OPTIONS]")
+    assert call("run", "workflow", "-h").stdout.startswith("Usage: vramlab run workflow [OPTIONS]")
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("wrkflow", "workflow"), ("test", "tests"), ("claen", "clean"), ("lst", "list")])
+def test_first_words_of_the_script_have_their_nearest_spelling(typo, meant):
+    done = call(typo, "x", prog="./run")
+    assert done.returncode == 2 and f"No such command {typo!r}. Did you mean {meant!r}?" in done.stderr
+    assert "Did you mean" not in call("nothing-like-it", prog="./run").stderr
 
 
 # ------------------------------------------------------------------------------------------------ shelves

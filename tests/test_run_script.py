@@ -90,7 +90,7 @@ def test_first_use_says_size_and_minutes_installs_and_hands_over_every_word(chec
     checkout.add_python("python3", "3.12")
     status, out, err = checkout.run("workflow", "a file.yaml", "model=resnet 18", "", "*", shell=shell)
     assert status == 0
-    assert out.splitlines()[2:] == ["<-P>", "<-m>", "<vramlab>", "<run>", "<workflow>", "<a file.yaml>", "<model=resnet 18>", "<>", "<*>"]
+    assert out.splitlines()[2:] == ["<-P>", "<-m>", "<vramlab>", "<workflow>", "<a file.yaml>", "<model=resnet 18>", "<>", "<*>"]
     assert "6.2 GB" in err and "1 to 5 minutes" in err
     assert checkout.count(f"pip install --disable-pip-version-check --no-input -r {checkout.root}/requirements.lock") == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from soak import Soak
 
 from vramlab import child
 from vramlab.child import Ending, count_memory_kills, explain, last_line, run_child
-from vramlab.claiming import MARKER, end_processes, try_claim
+from vramlab.claiming import MARKER, end_processes, holder_of, locked, try_claim
 from vramlab.collection import Library
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.record import Outcome, RunRecord, write_atomically
@@ -360,6 +361,22 @@ def test_a_runner_waits_for_a_cell_that_another_holds_and_takes_it_when_the_othe
     first.kill()
     first.wait()
     assert second.wait(20) == 0 and lab.starts() == ["slow", "slow"]
+
+
+def test_who_holds_the_machine_is_said_as_long_as_it_is_held(tmp_path, monkeypatch):
+    lock, saw = tmp_path / "machine.lock", []
+
+    def gives_up():
+        saw.append(holder_of(lock))
+        raise TimeoutError
+
+    with locked(lock, what="run /results/x/ab12"):
+        with pytest.raises(TimeoutError), locked(lock, on_wait=gives_up):
+            pass
+    assert saw == [f"process {os.getpid()} on {platform.node()}, run /results/x/ab12"] and holder_of(lock) == ""
+    lock.write_text('{"pid": 1, "host": "of-a-holder-that-died-and-much-longer-than-what-comes-after-it", "what": "' + "x" * 500 + '"}')
+    with locked(lock, what="y"):
+        assert holder_of(lock).endswith(", y")
 
 
 def test_the_watch_over_kills_sees_each_of_the_faults_that_it_is_there_for(tmp_path):

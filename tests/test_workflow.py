@@ -392,11 +392,11 @@ def test_what_an_override_replaces_is_said_with_its_place(shelf):
 def test_a_budget_above_eagers_peak_is_told_once(shelf):
     text = BASE.replace("[60%]", "[100%, 150%]").replace("[delta, eager]", "[{name: delta, budgets: [1000%, 2GiB]}, checkpoint]")
     assert notes(load(shelf, text)) == [
-        "workflows/small.yaml:6:36: budgets: 1000% is above eager's peak: it binds only a method that would hold more than eager does",
+        "workflows/small.yaml:6:35: budgets: 1000% is above eager's peak: it binds only a method that would hold more than eager does",
         "workflows/small.yaml:7:17: budgets: 150% is above eager's peak: it binds only a method that would hold more than eager does",
     ]
     assert notes(load(shelf, BASE)) == []
-    assert "no share of eager's peak" in problems(shelf, BASE.replace("60%", "1001%"))[0]
+    assert "'1001%' is not allowed" in problems(shelf, BASE.replace("60%", "1001%"))[0]
 
 
 def test_another_model_brings_its_own_options(shelf):

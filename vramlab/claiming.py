@@ -132,9 +132,19 @@ def _carries(process: psutil.Process, token: str) -> bool:
         return False
 
 
+def holder_of(path: Path) -> str:
+    """`process 4711 on node7, run results/x/ab12`: who holds the lock at `path`, as far as it said; "" when it said nothing."""
+    body = _read(path)
+    who = owner_of(path)
+    return ", ".join(filter(None, [who, body.get("what", "")])) if who else ""
+
+
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold an advisory lock on `path`; the kernel drops it when the holder dies. `on_wait` is called each second of waiting."""
+def locked(path: Path, on_wait: Callable[[], None] | None = None, what: str = "") -> Iterator[None]:
+    """Hold an advisory lock on `path`; the kernel drops it when the holder dies. `on_wait` is called each second of waiting.
+
+    `what` the lock is held for is written into the file, for `holder_of`, until it is given back.
+    """
     with open(path, "a", encoding="ascii") as f:
         while True:
             try:
@@ -144,4 +154,13 @@ def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[No
                 if on_wait:
                     on_wait()
                 time.sleep(1.0 if on_wait else 0.02)
-        yield
+        if not what:
+            yield
+            return
+        os.truncate(f.fileno(), 0)  # of a holder that died
+        f.write(json.dumps({**_identity(os.getpid()), "what": what}))
+        f.flush()
+        try:
+            yield
+        finally:
+            os.truncate(f.fileno(), 0)

@@ -23,7 +23,7 @@ from typing import Any, Iterator, Protocol, Sequence
 
 from vramlab import __version__
 from vramlab.child import Ending, explain, last_line, run_child
-from vramlab.claiming import HEARTBEAT_SECONDS, Claim, locked, owner_of, try_claim
+from vramlab.claiming import HEARTBEAT_SECONDS, Claim, holder_of, locked, owner_of, try_claim
 from vramlab.environment import cache_dir, probe
 from vramlab.errors import EnvironmentUnable
 from vramlab.record import Outcome, RunRecord, write_atomically
@@ -165,9 +165,11 @@ class Runner:
 
         def wait() -> None:
             claim.beat()
-            self.display.waits("another vramlab measures on this machine; two at once would disturb each other")
+            who = holder_of(self.machine_lock)
+            other = f"another vramlab{f' ({who})' if who else ''}"
+            self.display.waits(f"{other} measures on this machine; two at once would disturb each other")
 
-        with locked(self.machine_lock, on_wait=wait):
+        with locked(self.machine_lock, on_wait=wait, what=f"run {self.run_folder.folder.resolve()}"):
             return self._run_process(number, cell, claim)
 
     def _run_process(self, number: int, cell: Cell, claim: Claim) -> None:

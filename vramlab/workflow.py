@@ -103,11 +103,17 @@ def _locate(name: str, library: Library) -> tuple[Path, str]:
     path = Path(name)
     if path.is_file():
         return path, name
-    if "/" in name:
-        raise WorkflowError(f"there is no file {name}{nearest(path.stem, library.workflow_paths)}")
+    if "/" in name or (path.suffix in (".yaml", ".yml") and path.stem not in library.workflow_paths):
+        raise WorkflowError(f"there is no file {name}{_like(path, library)}")
     found = library.workflow(name)
     here = Path.cwd().resolve()
     return found, str(found.relative_to(here)) if found.is_relative_to(here) else str(found)
+
+
+def _like(path: Path, library: Library) -> str:
+    """The nearest spelling: of a file in that folder, else of a workflow in a collection."""
+    beside = [str(path.parent / found.name) for found in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    return nearest(str(path), beside) or nearest(path.stem, library.workflow_paths)
 
 
 # ------------------------------------------------------------------------------------------------ checks

@@ -61,7 +61,8 @@ def _replaced_of_methods(experiment: Node, override: Override) -> Iterator[Probl
     methods = experiment.get("methods")
     for entry in methods.items() if methods is not None else []:
         if (budgets := entry.get("budgets")) is not None:
-            yield Problem(key_place(budgets), f"budgets of method {names_of(entry)[0]!r}: the override {override.text} stands in their place")
+            what = f"budgets of method {names_of(entry)[0]!r}: the override {override.text} stands in their place"
+            yield Problem(key_place(budgets), what)
 
 
 def _out_of_reach(merged: Merged, overrides: tuple[Override, ...]) -> Iterator[Problem]:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vramlab import __version__
 
-# What the script `run` answers itself; it names itself in VRAMLAB_PROG.
+# What there is beside the commands where the script `run` calls; it names itself in VRAMLAB_PROG, and answers tests and clean itself.
 _OF_THE_SCRIPT = "{0} workflow FILE is short for {0} run workflow FILE; {0} tests and {0} clean [--all] test and tidy this checkout."
+_WORDS_OF_THE_SCRIPT = ("tests", "clean") if "VRAMLAB_PROG" in os.environ else ()
+
+
+class _Commands(TyperGroup):
+    """Knows how the script's own words are spelt, too."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names. Its usage error names the nearest spelling among all words."""
+        known = [*self.commands, *_WORDS_OF_THE_SCRIPT]
+        close = get_close_matches(args[0], known, n=1) if args and args[0] not in self.commands else []
+        if close and close[0] in _WORDS_OF_THE_SCRIPT:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
-    name="vramlab", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="vramlab", cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="A reproducibility benchmark harness for GPU-memory management in DNN training.",
     epilog=_OF_THE_SCRIPT.format(os.environ["VRAMLAB_PROG"]) if "VRAMLAB_PROG" in os.environ else None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -64,6 +80,10 @@ def run_workflow(
     from vramlab.cli.workflows import run
 
     raise typer.Exit(run(file, overrides or [], device, output_dir, collection or [], is_dry=dry_run, as_json=as_json))
+
+
+if "VRAMLAB_PROG" in os.environ:  # `./run workflow`: its usage and its hints are of the form that was called
+    app.command("workflow")(run_workflow)
 
 
 @_validate.command("workflow")
