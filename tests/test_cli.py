@@ -269,6 +269,16 @@ def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):
     assert "arguments:1:1: method 'toy-good' plans for a budget and none is given" in capsys.readouterr().err
 
 
+def test_the_result_table_shows_how_many_pairs_a_ratio_rests_on(capsys):
+    record = measured_step("delta", 600, budget="60%", ratio=1.4)
+    assert workflows.result_row("delta", record)[-1] == "1.40x eager, 10 pairs"
+    few = replace(record, measured=record.measured | {"ratio": record.measured["ratio"] | {"n": 5}})
+    workflows.print_few_pairs([record])
+    assert capsys.readouterr().out == ""
+    workflows.print_few_pairs([record, few])
+    assert "fewer than 6 pairs of steps does not reach 95 %" in capsys.readouterr().out
+
+
 def test_plan_step_without_a_plan_fails(shelf, capsys):
     words = ["plan", "step", "--model", "toy", "--batch", "4", "--budget", "150%", "--method"]
     assert main([*words, "toy-infeasible"]) == 1

@@ -98,7 +98,7 @@ def test_numbers_of_a_measured_cell(page):
     row = row_of(page, "Training steps, measured", method="delta", budget="60 %")
     assert (row["outcome"], row["truth"], row["on"], row["batch"]) == ("ok", "exact", "cpu", "16")
     assert (row["peak"], row["of eager's"], row["step time"]) == ("595.0 MiB", "59.5 %", "1.40 s")
-    assert (row["time / eager's, 95 %"], row["eager / eager"]) == ("1.40 (1.38 to 1.42)", "1.00 (0.99 to 1.01)")
+    assert (row["time / eager's, 95 %"], row["eager / eager"]) == ("1.40 (1.38 to 1.42; 10 pairs)", "1.00 (0.99 to 1.01)")
     assert (row["peak 2"], row["off by"], row["step time 2"], row["time / eager's"]) == ("595.0 MiB", "0 B", "1.40 s", "1.40")
 
 
@@ -150,7 +150,7 @@ def test_a_difference_inside_the_drift_is_not_distinguishable(tmp_path):
     clear = measured_step("checkpoint", 500, budget="50%", ratio=1.4)
     page = render_page(tmp_path, [noisy, clear])
     assert row_of(page, "Training steps, measured", method="delta")["time / eager's, 95 %"].startswith("not distinguishable")
-    assert row_of(page, "Training steps, measured", method="checkpoint")["time / eager's, 95 %"] == "1.40 (1.38 to 1.42)"
+    assert row_of(page, "Training steps, measured", method="checkpoint")["time / eager's, 95 %"] == "1.40 (1.38 to 1.42; 10 pairs)"
 
 
 def test_what_is_live_at_a_steps_peak_is_told_by_role_and_layer(tmp_path):
@@ -184,10 +184,18 @@ def test_budgets_below_what_a_method_can_reach_are_told_once_with_the_smallest(t
     assert "2 cells (resnet50 b16 checkpoint 50 % on cpu and resnet50 b16 checkpoint 40 % on cpu): plan infeasible" in text
 
 
+@pytest.mark.parametrize(("pairs", "is_told"), [(3, True), (5, True), (6, False), (20, False)])
+def test_an_interval_of_few_pairs_is_told_to_be_one(tmp_path, pairs, is_told):
+    step = measured_step("delta", 395, budget="40%", ratio=1.6)
+    few = replace(step, measured=step.measured | {"ratio": step.measured["ratio"] | {"n": pairs}})
+    text = " ".join(render_page(tmp_path, [measured_step("eager", 1000), few]).text.split())
+    assert f"{pairs} pairs" in text and ("an interval of fewer than 6 pairs of steps does not reach 95 %" in text) is is_told
+
+
 def test_the_fastest_method_at_a_budget_is_told_with_its_rivals(page, tmp_path):
     rows = [[text.replace("\u00a0", " ") for text in row] for row in page.tables["Fastest method at each budget"]]
     cpu = "resnet50, batch 16, Test Processor 9000, 2 cores"
-    assert rows[4] == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62)", "measured", "\u2013"]
+    assert rows[4] == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62; 10 pairs)", "measured", "\u2013"]
     ratios = {"delta": 1.30, "checkpoint": 1.33, "slow": 1.5}
     close = [measured_step(method, 450, budget="50%", ratio=ratio) for method, ratio in ratios.items()]
     close.append(replace(measured_step("wrong", 1, budget="50%", ratio=1.0), truth=Truth.WRONG))
@@ -485,6 +493,8 @@ def test_seconds(seconds, words):
 @pytest.mark.parametrize(("block", "words"), [
     ({"median": 1.2345, "low": 1.2, "high": 1.27}, "1.23 (1.20 to 1.27)"),
     ({"median": 1.2345, "low": 1.23, "high": 1.239}, "1.234 (1.230 to 1.239)"),
+    ({"median": 1.2345, "low": 1.2, "high": 1.27, "n": 3}, "1.23 (1.20 to 1.27; 3 pairs)"),
+    ({"median": 1.2345, "low": 1.2, "high": 1.27, "n": 1}, "1.23 (1.20 to 1.27; 1 pair)"),
     ({"median": 3.21, "low": 2.1, "high": 5.5}, "3.2 (2.1 to 5.5)"), ({"median": 1.2, "low": None, "high": 1.3}, "\u2013"), ({}, "\u2013"),
 ])
 def test_an_interval_shows_the_digits_that_its_width_supports(block, words):

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from vramlab.statistics import Interval, distinguishable, drift, median, median_interval, paired_ratio
+from vramlab.statistics import CONFIDENCE, FEWEST_SAMPLES, Interval, distinguishable, drift, median, median_interval, paired_ratio
 
 
 def interval(low: float, high: float) -> Interval:
@@ -29,6 +29,15 @@ def test_bad_samples_are_refused(samples):
 
 def test_constant_samples_have_no_width():
     assert median_interval([2.0] * 9) == Interval(median=2.0, low=2.0, high=2.0, n=9)
+
+
+def test_so_few_samples_give_no_interval_of_95_percent():
+    """Of n samples all fall on one side of the median in 2 of the 2^n equally likely ways: counted out."""
+    def missed(n: int) -> float:
+        ways = [sum(sides) for sides in product((0, 1), repeat=n)]
+        return sum(side in (0, n) for side in ways) / len(ways)
+
+    assert missed(FEWEST_SAMPLES) <= 1 - CONFIDENCE < missed(FEWEST_SAMPLES - 1)
 
 
 def test_interval_against_every_possible_resample():

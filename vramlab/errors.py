@@ -48,8 +48,10 @@ class PlanInfeasible(VramlabError):
 
     def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:
         self.method, self.budget_bytes, self.smallest_bytes, self.op = method, budget_bytes, smallest_bytes, op
-        least = f"the smallest budget found that it can reach is {smallest_bytes:,} bytes; there {op} binds"
-        told = f"it got stuck at {op}" if smallest_bytes is None else least
+        if smallest_bytes is None:
+            told = f"it got stuck at {op}"
+        else:
+            told = f"the smallest budget found that it can reach is {smallest_bytes:,} bytes; there {op} binds"
         super().__init__(f"method '{method}' cannot keep this step within {budget_bytes:,} bytes; {told}")
 
     def __reduce__(self):  # keyword-only arguments do not survive the default pickling

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
 from vramlab.cli.words import command, duration, print_json, table
@@ -17,7 +17,9 @@ from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.words import DASH, bytes_in_words, budget_in_words, is_simulated, seconds_in_words
+from vramlab.report.words import (
+    DASH, FEW_PAIRS, budget_in_words, bytes_in_words, count_of, is_of_few_pairs, is_simulated, seconds_in_words,
+)
 from vramlab.run_folder import RunFolder, is_done
 from vramlab.runner import Result, Runner, plan_to_json
 from vramlab.this_machine import open_profile
@@ -91,11 +93,12 @@ def _truth(record: RunRecord) -> str:
 def _time(record: RunRecord) -> str:
     if is_simulated(record):
         return seconds_in_words(record.predicted.get("step_seconds"))
-    ratio = (record.measured.get("ratio") or {}).get("median")
-    if ratio is None:
+    ratio = record.measured.get("ratio") or {}
+    if ratio.get("median") is None:
         return DASH
+    pairs = f", {count_of(ratio['n'], 'pair')}" if ratio.get("n") else ""
     noise = ", not distinguishable" if record.measured.get("is_distinguishable") is False else ""
-    return f"{ratio:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}{noise}"
+    return f"{ratio['median']:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}{pairs}{noise}"
 
 
 COLUMNS = ("experiment", "model", "batch", "method", "budget", "target", "outcome", "truth", "peak", "step time")
@@ -105,6 +108,7 @@ def _print_result(plan: Plan, result: Result, report: Path, again: str) -> None:
     labels = {cell.cell_id: cell.label for cell in plan.cells}
     print()
     print(table(COLUMNS, [result_row(labels[cell_id], record) for cell_id, record in result.records.items()], right=("batch", "peak")))
+    print_few_pairs(result.records.values())
     failed = [(cell_id, record) for cell_id, record in result.records.items() if not plan.is_expected(record.kind, record.outcome)]
     for cell_id, record in failed:
         print(f"\n{_title(plan, cell_id)}: {summary(record)}\n  {result.run.cell_folder(cell_id) / 'stdout.log'}")
@@ -112,6 +116,12 @@ def _print_result(plan: Plan, result: Result, report: Path, again: str) -> None:
         print(f"\nTo run the cells again that crashed or timed out: {again}")
     _print_untestable(plan)
     print(f"\nreport: {report}")
+
+
+def print_few_pairs(records: Iterable[RunRecord]) -> None:
+    """A line where an interval rests on few."""
+    if any(is_of_few_pairs(record.measured.get("ratio") or {}) for record in records):
+        print(f"\n{FEW_PAIRS}; measure.steps says how many are taken")
 
 
 def _title(plan: Plan, cell_id: str) -> str:

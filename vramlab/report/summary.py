@@ -12,8 +12,8 @@ from vramlab.report.points import is_sound
 from vramlab.report.figures import peak_of, step_groups, where_in_words
 from vramlab.report.tables import why_void
 from vramlab.report.words import (
-    budget_in_words, bytes_in_words, count_of, counts, interval_in_words, is_simulated_target, join_words, seconds_in_words, significant,
-    simulated_ratio, target_in_words,
+    budget_in_words, bytes_in_words, count_of, counts, interval_in_words, is_of_few_pairs, is_simulated_target, join_words,
+    seconds_in_words, significant, simulated_ratio, target_in_words,
 )
 from vramlab.runs import Run
 
@@ -127,11 +127,15 @@ def _best_of(run: Run, records: Sequence[RunRecord]) -> Best:
     best = min(records, key=lambda r: _time(r)[0])
     rivals = [run.label(r) for r in records if r is not best and _time(r)[1] <= _time(best)[2]]
     is_simulated = is_simulated_target(best.config)
-    time = f"{significant(_time(best)[0], 3)}" if is_simulated else interval_in_words(best.measured["ratio"])
+    time = f"{significant(_time(best)[0], 3)}" if is_simulated else _in_words(best.measured["ratio"])
     peak = peak_of(best)
     share = f", {100 * peak / best.eager_peak_bytes:.1f} % of eager's" if best.eager_peak_bytes and peak else ""
     return Best(where=where_in_words(run, best), budget=budget_in_words(best.config), method=run.label(best),
                 peak=f"{bytes_in_words(peak)}{share}", time=time, is_simulated=is_simulated, rivals=join_words(rivals))
+
+
+def _in_words(ratio: Mapping[str, Any]) -> str:
+    return interval_in_words(ratio) + (", few: no interval of 95 %" if is_of_few_pairs(ratio) else "")
 
 
 def _invalid(run: Run) -> list[Invalid]:

@@ -9,8 +9,8 @@ from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.figures import peak_of
 from vramlab.report.inversions import inversions
 from vramlab.report.words import (
-    DASH, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_simulated, is_simulated_target,
-    seconds_in_words, significant, simulated_ratio,
+    DASH, FEW_PAIRS, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_of_few_pairs, is_simulated,
+    is_simulated_target, seconds_in_words, significant, simulated_ratio,
 )
 from vramlab.runs import Cell, Run
 
@@ -189,16 +189,23 @@ def _measured(table: Table, numbers: Numbers, record: RunRecord) -> list[Value]:
         numbers.show(share, lambda v: f"{v:.1f} %", "eager_peak_bytes", "measured.peak_bytes"),
         numbers.seconds(_median(block.get("step_seconds")), "measured.step_seconds"),
         _ratio(table, numbers, ratio, drift, record),
-        numbers.show(drift or None, interval_in_words, "measured.drift", "measured.step_seconds"),
+        _interval(table, numbers, drift, "measured.drift", "measured.step_seconds"),
     ]
 
 
 def _ratio(table: Table, numbers: Numbers, ratio: Mapping[str, Any], drift: Mapping[str, Any], record: RunRecord) -> Value:
     """The ratio with its interval, or the words *not distinguishable* when it lies inside the drift."""
     if is_distinguishable(ratio, drift) is False and counts(record) and record.config.get("method") != "eager":
+        few = f"; {FEW_PAIRS}" if is_of_few_pairs(ratio) else ""
         return Value(text="not distinguishable", is_word=True, exact=interval_in_words(ratio),
-                     note=table.note("the interval of time / eager's holds 1.0, or lies inside that of eager against itself"))
-    return numbers.show(ratio or None, interval_in_words, "measured.ratio", "measured.step_seconds")
+                     note=table.note(f"the interval of time / eager's holds 1.0, or lies inside that of eager against itself{few}"))
+    return _interval(table, numbers, ratio, "measured.ratio", "measured.step_seconds")
+
+
+def _interval(table: Table, numbers: Numbers, block: Mapping[str, Any], *names: str) -> Value:
+    """With its number of pairs, and a note where they are few."""
+    value = numbers.show(block or None, interval_in_words, *names)
+    return replace(value, note=table.note(FEW_PAIRS)) if is_of_few_pairs(block) and value.note is None else value
 
 
 def _predicted(numbers: Numbers, record: RunRecord) -> list[Value]:
@@ -289,7 +296,7 @@ def _either_ratio(table: Table, record: RunRecord) -> Value:
     numbers = Numbers(table, record)
     if is_simulated_target(record.config):
         return numbers.show(simulated_ratio(record), lambda v: f"{v:.4f}", "predicted.eager_step_seconds")
-    return numbers.show(record.measured.get("ratio"), interval_in_words, "measured.ratio")
+    return _interval(table, numbers, record.measured.get("ratio") or {}, "measured.ratio")
 
 
 def training_table(run: Run) -> Table:

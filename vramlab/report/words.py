@@ -6,9 +6,11 @@ import math
 from typing import Any, Iterable, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth
-from vramlab.statistics import Interval, distinguishable
+from vramlab.statistics import FEWEST_SAMPLES, Interval, distinguishable
 
 DASH = "\u2013"
+FEW_PAIRS = (f"an interval of fewer than {FEWEST_SAMPLES} pairs of steps does not reach 95 %: so few may well all lie on one side of the "
+             "median")
 NBSP = "\u00a0"
 MIB, GIB = 2**20, 2**30
 
@@ -47,12 +49,18 @@ def decimals_for(low: float, high: float) -> int:
 
 
 def interval_in_words(block: Mapping[str, Any]) -> str:
-    """`1.23 (1.20 to 1.26)` of a {median, low, high} block, with the digits that its width supports; a dash when incomplete."""
+    """`1.23 (1.20 to 1.26; 20 pairs)` of a {median, low, high, n} block, with the digits that its width supports; else a dash."""
     values = [block.get(key) for key in ("median", "low", "high")]
     if any(value is None for value in values):
         return DASH
     decimals = max(1, decimals_for(values[1], values[2]))
-    return f"{values[0]:.{decimals}f} ({values[1]:.{decimals}f} to {values[2]:.{decimals}f})"
+    pairs = f"; {count_of(block['n'], 'pair')}" if block.get("n") else ""
+    return f"{values[0]:.{decimals}f} ({values[1]:.{decimals}f} to {values[2]:.{decimals}f}{pairs})"
+
+
+def is_of_few_pairs(block: Mapping[str, Any]) -> bool:
+    """Whether an interval rests on so few pairs that it says little."""
+    return bool(block.get("n")) and block["n"] < FEWEST_SAMPLES
 
 
 def is_distinguishable(ratio: Mapping[str, Any], drift: Mapping[str, Any]) -> bool | None:
