@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -115,7 +116,7 @@ def test_what_no_schedule_predicts_is_a_dash_with_the_reason(tmp_path):
 
 def test_simulated_numbers_stand_under_the_word_simulated_only(tmp_path):
     page = render_page(tmp_path, [simulated_step("delta", 598, budget="60%", overhead=0.25)])
-    assert "Training steps, measured" not in page.tables and page.text.count("Nothing was measured.") == 1
+    assert "Training steps, measured" not in page.tables and page.text.count("Nothing was executed: no cell shows") == 1
     groups, *_ = page.tables["Training steps, simulated"]
     assert groups == ["", "simulated", ""]
     row = row_of(page, "Training steps, simulated", method="delta")
@@ -273,6 +274,26 @@ def test_hostile_text_does_not_run_in_a_browser(tmp_path, chromium):
     assert re.search("<title>(pwned|1)", dump_dom(chromium, unescaped, tmp_path))
 
 
+LONG_NAMED = ENVIRONMENT | {"cpu": ENVIRONMENT["cpu"] | {"model": "Intel(R) Xeon(R) Platinum 8481C Processor @ 2.70GHz"}}
+CLIPPED = """<script>
+const out = (text, svg) => text.width && (text.right > svg.right + 0.5 || text.left < svg.left - 0.5 || text.top < svg.top - 0.5);
+document.title = [...document.querySelectorAll("svg text")].filter(
+    text => out(text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect())).length;
+</script></body>"""
+
+
+@pytest.mark.chromium
+def test_no_word_of_a_figure_is_clipped(tmp_path, chromium):
+    records = [replace(record, environment=LONG_NAMED) for record in full_grid()]
+    records += [measured_step(f"baseline-of-a-long-name-{i}", 1300, ratio=1.0) for i in range(2)]
+    text = render(write_run(tmp_path / "run", records)).read_text()
+    assert "Platinum" in text and text.count("<svg") > 5
+    control = '<svg viewBox="0 0 60 20" style="width: 60px"><text y="12">a line that is longer than its drawing</text></svg>'
+    for name, page, clipped in (("as-it-is", text, 0), ("control", text.replace("</body>", f"{control}</body>"), 1)):
+        (tmp_path / f"{name}.html").write_text(page.replace("</body>", CLIPPED))
+        assert f"<title>{clipped}</title>" in dump_dom(chromium, tmp_path / f"{name}.html", tmp_path)
+
+
 @pytest.mark.chromium
 @pytest.mark.parametrize("width", [500, 1400])
 def test_the_page_itself_never_scrolls_sideways(grid, tmp_path, chromium, width):
@@ -356,6 +377,24 @@ def test_points_are_the_records(tmp_path, drawn):
     assert [(round(x, 4), y) for x, y in overhead["delta"]] == [(40, 1.6), (50, 1.5), (60, 1.4), (80, 1.2)]
     simulated = {line.get_label(): line for line in axes["time1"].lines}
     assert "delta" not in simulated and simulated["delta, simulated"].get_markerfacecolor() == drawing.PAPER
+
+
+def test_a_simulated_point_shows_around_a_measured_one_of_equal_value(tmp_path, drawn):
+    _, _, axes = draw_all(tmp_path, drawn)
+    lines = {line.get_label(): line for line in axes["peak0"].lines}
+    assert [*lines["delta"].get_ydata()] == [*lines["delta, simulated"].get_ydata()]  # each hollow mark lies on a filled one
+    hollow, filled = lines["delta, simulated"], lines["delta"]
+    assert hollow.get_markerfacecolor() == "none" and hollow.get_zorder() > filled.get_zorder()
+    assert hollow.get_markersize() > filled.get_markersize() + 2 * hollow.get_markeredgewidth()
+
+
+def test_the_command_that_runs_it_again_is_one_for_a_shell(tmp_path):
+    words = ["batch_sizes=[8, 16]", "training.optimizer='a $b'"]
+    page = render_page(tmp_path, [measured_step("eager", 1000)], overrides=words, auto="sim:v100-32gb")
+    shown = next(line for line in page.text.splitlines() if line.startswith("./run workflow"))
+    assert shlex.split(shown) == ["./run", "workflow", "workflows/hand-made.yaml", *words, "--device", "sim:v100-32gb"]
+    plain = render_page(tmp_path / "2", [measured_step("eager", 1000)], auto="cpu")
+    assert "./run workflow workflows/hand-made.yaml\n" in plain.text
 
 
 def test_telemetry_of_cells_days_apart_lies_end_to_end_and_keeps_its_peaks(tmp_path, drawn):

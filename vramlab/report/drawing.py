@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import textwrap
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Iterator, Sequence
@@ -24,6 +25,9 @@ VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPE
              **{colour: f"var(--series-{i})" for i, colour in enumerate(SERIES, 1)}}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 SIZE_INCHES = (4.4, 3.3)
+# Room for text: viewers have fonts of their own, some of them wider than the one that matplotlib lays out with.
+AXIS_INCHES, CHARACTERS_AN_INCH = 0.6, 12  # what an axis' own labels take; of a title
+KEY_INCHES, LEGEND_CHARACTERS_AN_INCH = 0.45, 15
 STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "vramlab", "text.parse_math": False, "font.family": "sans-serif", "font.size": 9.0,
     "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.titlecolor": INK, "axes.titlesize": 9.5, "axes.facecolor": "none",
@@ -56,15 +60,22 @@ def facets(titles: Sequence[str], size_inches: tuple[float, float], columns: int
         figure = Figure(figsize=size_inches, layout="constrained")
         for index, title in enumerate(titles, 1):
             axes = figure.add_subplot(-(-len(titles) // columns), columns, index)
-            axes.set_title(plain_label(title, 64), loc="left")
+            axes.set_title(_in_lines(plain_label(title, 120), size_inches[0] / columns), loc="left")
         yield figure
+
+
+def _in_lines(title: str, width_inches: float) -> str:
+    """A title in lines that fit above their axes."""
+    return textwrap.fill(title, int(CHARACTERS_AN_INCH * (width_inches - AXIS_INCHES)))
 
 
 def finish(figure: Figure, *, name: str, title: str, description: str, columns: int = 2) -> Panel:
     """The panel of a finished drawing: one legend below, in so many columns, then SVG. `name` is unique on the page."""
     handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
     if handles:
-        figure.legend(handles.values(), handles, loc="outside lower left", ncols=columns, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
+        width = int(LEGEND_CHARACTERS_AN_INCH * (figure.get_figwidth() / columns - KEY_INCHES))
+        labels = [textwrap.fill(label, width) for label in handles]
+        figure.legend(handles.values(), labels, loc="outside lower left", ncols=columns, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
     return Panel(svg=to_svg(figure, name=name, title=title, description=description), title=title)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
@@ -192,8 +193,10 @@ def _in_appendix(e: Evidence) -> bool:
 
 def command(e: Evidence) -> str:
     """The command that makes this run again."""
-    workflow = e.run.workflow
-    return " ".join(["./run workflow", str(workflow.get("path", workflow.get("name"))), *map(str, e.run.plan.get("overrides", ()))])
+    workflow, auto = e.run.workflow, str(e.run.plan.get("auto", ""))
+    words = [workflow.get("path", workflow.get("name")), *e.run.plan.get("overrides", ())]
+    device = ["--device", auto] if auto.startswith("sim:") else []  # no machine takes a simulated device of its own accord
+    return shlex.join(["./run", "workflow", *map(str, words), *device])
 
 
 def experiments(e: Evidence) -> Fact:

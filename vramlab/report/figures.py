@@ -214,15 +214,19 @@ def _is_infeasible(record: RunRecord) -> bool:
 
 
 def _draw_points(axes: Axes, looks: Looks, points: Sequence[_Point]) -> None:
-    """Lines through simulated points, marks on measured ones with their 95 % interval."""
+    """Lines through simulated points, marks on measured ones with their 95 % interval. Where both are drawn the hollow marks are the larger
+    and lie above: equal values show as a ring around a dot."""
+    are_mixed = len({p.is_simulated for p in points}) == 2
     for method in dict.fromkeys(p.method for p in points):
         colour, marker, label = looks.colour(method), looks.marker(method), plain_label(method)
         for is_simulated in (True, False):
             chosen = sorted((p for p in points if p.method == method and p.is_simulated == is_simulated), key=lambda p: p.x)
             if not chosen:
                 continue
-            seaborn.lineplot(x=[p.x for p in chosen], y=[p.y for p in chosen], ax=axes, color=colour, marker=marker, markersize=6,
-                             linestyle="--" if is_simulated else "-", markerfacecolor=PAPER if is_simulated else colour,
+            face = colour if not is_simulated else "none" if are_mixed else PAPER
+            seaborn.lineplot(x=[p.x for p in chosen], y=[p.y for p in chosen], ax=axes, color=colour, marker=marker,
+                             markersize=10 if is_simulated and are_mixed else 6, zorder=4 if is_simulated and are_mixed else 3,
+                             linestyle="--" if is_simulated else "-", markerfacecolor=face,
                              markeredgecolor=colour, errorbar=None, estimator=None,
                              label=f"{label}, simulated" if is_simulated else label, legend=False)
             bars = [p for p in chosen if p.low is not None and p.high is not None]

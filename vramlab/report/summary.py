@@ -79,8 +79,10 @@ def _ran(run: Run) -> str:
 def _hardware(run: Run) -> list[str]:
     """One sentence a kind of evidence."""
     measured = {target_in_words(r.config, run.environment_of(r)) for r in run.records if not is_simulated_target(r.config)}
+    is_simulated_only = bool(run.records) and not measured
     simulated = {target_in_words(r.config, {}).removeprefix("simulated ") for r in run.records if is_simulated_target(r.config)}
-    sentences = [f"Measured on {join_words(sorted(measured))}."] if measured else ["Nothing was measured."]
+    nothing = "Nothing was executed: no cell shows that a step runs on a machine." if is_simulated_only else "Nothing was measured."
+    sentences = [f"Measured on {join_words(sorted(measured))}."] if measured else [nothing]
     if simulated:
         sentences.append(f"Simulated, not measured, for {join_words(sorted(simulated))}: predictions from each device's stated rates.")
     return sentences
