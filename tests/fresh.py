@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from vramlab.isolate import Call, run_isolated
+from vramlab.isolate import Call, Settings, run_isolated
 from vramlab.record import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +19,8 @@ def in_fresh_process(test: Callable) -> Callable:
     @functools.wraps(test)
     def call(**arguments):
         module = ".".join(Path(test.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
-        result = run_isolated(Call(function="tests.fresh.run", args=(module, test.__name__, arguments)))
+        result = run_isolated(Call(function="tests.fresh.run", args=(module, test.__name__, arguments)),
+                              settings=Settings(is_forked=True))
         assert result.outcome is Outcome.OK, result.traceback or result
 
     return call

@@ -73,6 +73,20 @@ def parent_that_waits(pid_file: str) -> None:
     run_isolated(Call(function="isolated_work.sleep_with_child", args=(pid_file,)))
 
 
+def parent_that_waits_for_a_fork(pid_file: str) -> None:
+    from vramlab.isolate import Call, Settings, run_isolated
+
+    run_isolated(Call(function="isolated_work.sleep_with_child", args=(pid_file,)), settings=Settings(is_forked=True))
+
+
+def state_of_torch() -> tuple[bool, int]:
+    """(whether torch was imported already, threads of its kernels)."""
+    had_torch = "torch" in sys.modules
+    import torch
+
+    return had_torch, torch.get_num_threads()
+
+
 def stepper(seconds: float, log: str = "", name: str = ""):
     """A step that sleeps, and notes who is at work."""
 

@@ -13,6 +13,9 @@ from vramlab.isolate import Call, Settings, alternate, run_isolated
 from vramlab.record import Outcome
 
 
+BOTH = pytest.mark.parametrize("settings", [Settings(), Settings(is_forked=True)], ids=["anew", "forked"])
+
+
 def call(name: str, *args, **kwargs) -> Call:
     return Call(function=f"isolated_work.{name}", args=args, kwargs=kwargs)
 
@@ -34,21 +37,40 @@ def wait_until(condition, seconds: float = 10.0) -> bool:
     return False
 
 
-def test_a_result_comes_back():
-    result = run_isolated(call("add", 2, b=3))
+@BOTH
+def test_a_result_comes_back(settings):
+    result = run_isolated(call("add", 2, b=3), settings=settings)
     assert (result.outcome, result.value) == (Outcome.OK, 5)
     assert 0 < result.seconds < 60
 
 
-def test_a_fresh_process_in_a_group_of_its_own():
-    (pid, group), (other, _) = (run_isolated(call("who")).value for _ in range(2))
+@BOTH
+def test_a_fresh_process_in_a_group_of_its_own(settings):
+    (pid, group), (other, _) = (run_isolated(call("who"), settings=settings).value for _ in range(2))
     assert len({os.getpid(), pid, other}) == 3
     assert group == pid
+
+
+def test_a_fork_finds_torch_imported_and_untouched():
+    had_torch, threads = run_isolated(call("state_of_torch"), settings=Settings(is_forked=True)).value
+    assert had_torch
+    assert run_isolated(call("state_of_torch")).value == (False, threads)
+
+
+def test_a_fork_has_its_servers_environment_and_output():
+    with pytest.raises(ValueError, match="shares its server's"):
+        Settings(is_forked=True, environment={"A": "1"})
 
 
 def test_environment_reaches_the_call():
     assert run_isolated(call("variable", "VRAMLAB_TEST"), settings=Settings(environment={"VRAMLAB_TEST": "yes"})).value == "yes"
     assert "VRAMLAB_TEST" not in os.environ
+
+
+def test_a_fork_has_the_environment_of_its_call(monkeypatch):
+    run_isolated(call("who"), settings=Settings(is_forked=True))  # the server is there
+    monkeypatch.setenv("VRAMLAB_TEST", "later")
+    assert run_isolated(call("variable", "VRAMLAB_TEST"), settings=Settings(is_forked=True)).value == "later"
 
 
 def test_output_goes_to_a_file(tmp_path):
@@ -57,34 +79,40 @@ def test_output_goes_to_a_file(tmp_path):
     assert (tmp_path / "out").read_text() == "hello\nhello\n"
 
 
-def test_an_exception_is_data():
-    result = run_isolated(call("fail"))
+@BOTH
+def test_an_exception_is_data(settings):
+    result = run_isolated(call("fail"), settings=settings)
     assert (result.outcome, result.error_type, result.message) == (Outcome.CRASHED, "ValueError", "seven is not eight")
     assert "isolated_work.py" in result.traceback
 
 
-def test_an_unknown_function_is_data():
-    assert run_isolated(call("no_such_thing")).error_type == "AttributeError"
-    assert run_isolated(Call(function="no_such_module.f")).error_type == "ModuleNotFoundError"
+@BOTH
+def test_an_unknown_function_is_data(settings):
+    assert run_isolated(call("no_such_thing"), settings=settings).error_type == "AttributeError"
+    assert run_isolated(Call(function="no_such_module.f"), settings=settings).error_type == "ModuleNotFoundError"
 
 
-def test_a_refused_plan_keeps_its_outcome():
-    result = run_isolated(call("refuse_plan"))
+@BOTH
+def test_a_refused_plan_keeps_its_outcome(settings):
+    result = run_isolated(call("refuse_plan"), settings=settings)
     assert result.outcome is Outcome.PLAN_INFEASIBLE and "20 bytes" in result.message
 
 
-def test_a_result_that_cannot_be_sent_is_data():
-    assert run_isolated(call("lambda_result")).reason == "unpicklable"
+@BOTH
+def test_a_result_that_cannot_be_sent_is_data(settings):
+    assert run_isolated(call("lambda_result"), settings=settings).reason == "unpicklable"
 
 
+@BOTH
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_is_data(number):
-    result = run_isolated(call("die", int(number)))
+def test_a_signal_is_data(number, settings):
+    result = run_isolated(call("die", int(number)), settings=settings)
     assert (result.outcome, result.reason, result.returncode) == (Outcome.CRASHED, number.name, -number)
 
 
-def test_an_exit_code_is_data():
-    result = run_isolated(call("leave", 3))
+@BOTH
+def test_an_exit_code_is_data(settings):
+    result = run_isolated(call("leave", 3), settings=settings)
     assert (result.outcome, result.reason, result.returncode) == (Outcome.CRASHED, "exit", 3)
 
 
@@ -100,18 +128,22 @@ def test_a_tensor_beyond_the_limit_is_oom():
     assert (result.outcome, result.reason) == (Outcome.OOM, "host_memory")
 
 
-def test_a_timeout_kills_the_whole_group(tmp_path):
+@BOTH
+def test_a_timeout_kills_the_whole_group(tmp_path, settings):
     pids = tmp_path / "pids"
-    result = run_isolated(call("sleep_with_child", str(pids)), timeout_seconds=2.0)
+    run_isolated(call("who"), settings=settings)  # so that a server of forks is there already
+    result = run_isolated(call("sleep_with_child", str(pids)), timeout_seconds=2.0, settings=settings)
     assert result.outcome is Outcome.TIMEOUT and 2.0 <= result.seconds < 10
     assert wait_until(lambda: not any(is_alive(int(p)) for p in pids.read_text().split()))
 
 
-def test_nobody_outlives_a_killed_parent(tmp_path):
+@pytest.mark.parametrize("inner", ["parent_that_waits", "parent_that_waits_for_a_fork"])
+def test_nobody_outlives_a_killed_parent(tmp_path, inner):
     """The outer call is killed with SIGKILL at its time-out; its own isolated call sits in another group and must go by itself."""
     pids = tmp_path / "pids"
-    result = run_isolated(call("parent_that_waits", str(pids)), timeout_seconds=3.0)
+    result = run_isolated(call(inner, str(pids)), timeout_seconds=12.0)
     assert result.outcome is Outcome.TIMEOUT
+    assert len(pids.read_text().split()) >= 2
     assert wait_until(lambda: not any(is_alive(int(p)) for p in pids.read_text().split()))
 
 
@@ -131,14 +163,16 @@ def test_the_same_worker_twice_is_the_control():
     assert 0.5 < sorted(ratios)[2] < 2.0
 
 
-def test_a_worker_that_dies_is_data():
-    result = alternate(call("stepper", 0.0), call("stepper_that_dies", 3), warmup=1, steps=5)
+@BOTH
+def test_a_worker_that_dies_is_data(settings):
+    result = alternate(call("stepper", 0.0), call("stepper_that_dies", 3), warmup=1, steps=5, settings=settings)
     assert (result.failed, result.failure.outcome, result.failure.reason) == ("second", Outcome.CRASHED, "SIGSEGV")
     assert (len(result.first_seconds), len(result.second_seconds)) == (3, 2)
 
 
-def test_a_worker_that_cannot_be_built_is_data():
-    result = alternate(call("fail"), call("stepper", 0.0))
+@BOTH
+def test_a_worker_that_cannot_be_built_is_data(settings):
+    result = alternate(call("fail"), call("stepper", 0.0), settings=settings)
     assert (result.failed, result.failure.error_type, result.first_seconds) == ("first", "ValueError", ())
 
 

@@ -69,6 +69,11 @@ class _Draft:
     def is_eager(self) -> bool:
         return self.config["method"] == "eager"
 
+    @property
+    def settings(self) -> Settings:
+        """How its processes start. Where CUDA is used, each starts anew."""
+        return Settings(is_forked=self.is_simulated or self.config["target"] == "cpu")
+
     def ask(self, what: str, *args: Any, seconds: float | None = None) -> Any:
         """The value of vramlab.measure.<what> in a fresh process; any other end of it ends the cell with that outcome."""
         return self.settle(self._run(what, *args, seconds=seconds), what)
@@ -87,7 +92,8 @@ class _Draft:
     def _run(self, what: str, *args: Any, seconds: float | None = None, spec: Mapping[str, Any] | None = None) -> CallResult:
         print(f"{what.replace('_', ' ')} ...", flush=True)
         limit = seconds or self.config["measure"]["timeout_seconds"]
-        return run_isolated(Call(function=f"vramlab.measure.{what}", args=(dict(spec or self.spec), *args)), timeout_seconds=limit)
+        call = Call(function=f"vramlab.measure.{what}", args=(dict(spec or self.spec), *args))
+        return run_isolated(call, timeout_seconds=limit, settings=self.settings)
 
     def settle(self, result: CallResult, what: str) -> Any:
         """The value of a result that is ok; otherwise the end of the cell."""
@@ -209,7 +215,7 @@ def _perturb(draft: _Draft, how: str, *args: Any) -> None:
         return
     print(f"{how.replace('_', ' ')} ...", flush=True)
     result = run_isolated(Call(function=f"vramlab.measure.{how}", args=(dict(draft.spec), *args)),
-                          timeout_seconds=len(PERTURBATIONS) * measure["plan_timeout_seconds"])
+                          timeout_seconds=len(PERTURBATIONS) * measure["plan_timeout_seconds"], settings=draft.settings)
     if result.outcome is Outcome.OK:
         draft.sensitivity = result.value
     else:
@@ -257,7 +263,7 @@ def _alternate(draft: _Draft, first: str | None, second: str | None) -> tuple[tu
     measure = draft.config["measure"]
     calls = [Call(function="vramlab.measure.timed_step", args=(dict(draft.spec), where)) for where in (first, second)]
     turns = alternate(
-        *calls, warmup=measure["warmup"], steps=measure["steps"], timeout_seconds=measure["timeout_seconds"], settings=Settings()
+        *calls, warmup=measure["warmup"], steps=measure["steps"], timeout_seconds=measure["timeout_seconds"], settings=draft.settings
     )
     if turns.failure is not None:
         draft.settle(turns.failure, "timing")
