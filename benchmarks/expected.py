@@ -47,6 +47,7 @@ def entry(record: RunRecord, label: str) -> dict[str, Any]:
     found = {key: config[key] for key in ("experiment", "kind", "model", "batch_size", "method", "budget", "target")}
     found |= {"label": label if label != config["method"] else None, "devices": config.get("devices")}
     found |= {"budget_bytes": record.budget_bytes, "outcome": str(record.outcome), "truth": str(record.truth)}
+    found["micro_batches"] = predicted.get("micro_batches") or record.truth_detail.get("micro_batches")
     found["measured_peak_bytes"] = measured.get("peak_bytes")
     found |= {"simulated_peak_bytes": predicted.get("peak_bytes"), "ratio_to_eager": (measured.get("ratio") or {}).get("median")}
     if record.search:

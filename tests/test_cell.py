@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vramlab import measure
 from vramlab.cell import _judge_peak, run_cell
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import PERTURBATIONS, load_profile
@@ -296,6 +297,23 @@ def test_adam_leaves_less_room_than_sgd_and_the_record_says_why(tmp_path):
     held = {optimizer: search["at_peak"]["by_role"] for optimizer, search in found.items()}
     assert held["adam"]["optimizer_state"] >= 2 * held["sgd"]["optimizer_state"] > 0
     assert held["adam"]["parameter"] == held["sgd"]["parameter"]
+
+
+def test_a_tiled_step_that_is_not_cut_says_so(tmp_path):
+    """Depth 56 is tiled and 26 is not. The chosen budget lies below what a whole batch takes, and above what half of it does."""
+    def message(depth: int, method: str) -> tuple[Outcome, str, bool]:
+        folder = tmp_path / f"{depth}{method}"
+        folder.mkdir()
+        record = run(folder, model={"name": "resnet1202", "width": 4, "depth": depth}, batch_sizes=[8], methods=[method],
+                     budgets=["30%"], targets=["sim:k40c"])
+        return record.outcome, record.message, "micro_batches" in record.predicted
+
+    whole = "the batch stays whole: this deep network's tape is tiled"
+    _, said, is_cut = message(56, "modnn")
+    assert whole in said and not is_cut
+    assert measure._why_whole(Library([built_in_collection()]).method("delta").build(), None) == ""  # never cuts
+    outcome, said, is_cut = message(26, "modnn")
+    assert (outcome, said, is_cut) == (Outcome.OK, "", True)
 
 
 @pytest.mark.slow

@@ -366,6 +366,8 @@ def noisy_step():
     (search("delta", 512, high=512), "ok, *simulated*, largest batch at least 512"),
     (infeasible_step("checkpoint", "40%"), "plan infeasible (gpu memory): the smallest it can reach is 700 MiB"),
     (measured_step("delta", 600, budget="60%", ratio=1.4), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time"),
+    (replace(measured_step("delta", 600, budget="60%", ratio=1.4), message="the batch stays whole"),
+     "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time, the batch stays whole"),
     (noisy_step(), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.01x eager's time (not distinguishable)"),
     (measured_step("eager", 1000, ratio=0.98), "ok, exact, peak 1000 MiB, 0.98x its own time"),
     (simulated_step("delta", 598, budget="60%"), "ok, *simulated*, peak 598.0 MiB of 600.0 MiB"),

@@ -162,6 +162,7 @@ def _run_max_batch(draft: _Draft) -> None:
         return _search_measured(draft)
     draft.missing["measured"] = "a simulated target: nothing runs there"
     draft.search = draft.ask("largest_by_simulation", str(draft.folder))
+    draft.message = draft.search.get("why_whole", "")
     _perturb(draft, "search_perturbed", draft.search)
     if draft.search["largest"] is None:
         draft.end(Outcome.PLAN_INFEASIBLE, "budget", f"not even {draft.search['over']} {draft.search['low']} fits")
@@ -198,6 +199,7 @@ _KINDS = {"step": _run_step, "train": _run_train, "max_batch": _run_max_batch}
 def _plan(draft: _Draft, eager_peak_bytes: int | None, library_bytes: int = 0) -> None:
     draft.facts = draft.ask("make_plan", str(draft.folder), eager_peak_bytes, library_bytes,
                             seconds=draft.config["measure"]["plan_timeout_seconds"])
+    draft.message = draft.facts.get("why_whole", "")
     if "unpredicted" in draft.facts:
         for block in ("predicted", "measured.prediction_error_bytes"):
             draft.missing[block] = draft.facts["unpredicted"]

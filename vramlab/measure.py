@@ -191,6 +191,14 @@ class _Cell:
         return passes_of(planner, at, whole.batch_size, budget, None if self.is_simulated else measured)
 
 
+def _why_whole(planner: Planner, step: TrainingStep | None) -> str:
+    """Why a planner that may cut the batch was not asked to; "" where it was, or never does."""
+    if step is not None or not isinstance(planner, SubBatchPlanner):
+        return ""
+    return ("the batch stays whole: this deep network's tape is tiled from those of shallower ones, and only a captured step is cut into "
+            "micro-batches")
+
+
 class _Replay:
     """Eager's own order and liveness: how eager is simulated."""
 
@@ -259,6 +267,8 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
     }
     if prepared is not None:
         facts["prepared"] = prepared.to_json()
+    if why_whole := _why_whole(planner, step):
+        facts["why_whole"] = why_whole
     if is_limited:
         budget = replace(budget, device_bytes=budget.device_bytes - library_bytes)
     started, devices = time.perf_counter(), cell.config.get("devices", 1)
@@ -270,7 +280,8 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
         _save(out, tape)
         return facts | {
             "plan_seconds": time.perf_counter() - started,
-            "infeasible": {"smallest_bytes": refusal.smallest_bytes + library_bytes, "op": refusal.op, "message": str(refusal)},
+            "infeasible": {"smallest_bytes": None if refusal.smallest_bytes is None else refusal.smallest_bytes + library_bytes,
+                           "op": refusal.op, "message": "; ".join(filter(None, [str(refusal), why_whole]))},
         }
     facts["plan_seconds"] = time.perf_counter() - started
     tape, schedule = checked.tape, checked.schedule
@@ -725,6 +736,7 @@ class _SimulatedSearch:
         self.budget = Budget(device_bytes=searched_bytes(cell.config["budget"], self.profile.memory_bytes), wants_smallest=False)
         self.trials: dict[int, dict[str, Any]] = {}
         self.at_limit: tuple[int, dict[str, Any]] = (0, {})  # the largest value that fits by now, and what is live at its peak
+        self.why_whole = ""
         self._steps: dict[str, TrainingStep] = {}
         self._tilings = cache(cell.tiling)
         self.at = tapes_by_size(self.captured, PROOF_SIZE) if by_family and self.over == BATCH else self.captured
@@ -747,8 +759,9 @@ class _SimulatedSearch:
     def to_json(self, found: Found) -> dict[str, Any]:
         """The block `search` of the record."""
         fast = largest_within(self.fits, lambda v: self.trials[v]["within_slowdown"], found, values_of(self.cell.config["search"]))
-        return described(self.cell.config["search"], found, fast, self.trials.values(), memory_bytes=self.budget.device_bytes,
-                         at_peak=self.at_limit[1], is_simulated=True)
+        block = described(self.cell.config["search"], found, fast, self.trials.values(), memory_bytes=self.budget.device_bytes,
+                          at_peak=self.at_limit[1], is_simulated=True)
+        return block | ({"why_whole": self.why_whole} if self.why_whole else {})
 
     def captured(self, value: int) -> Tape:
         """The tape without costs at this value, of captures."""
@@ -770,6 +783,7 @@ class _SimulatedSearch:
         cell, batch_size = self.cell.with_value(value), self.cell.batch_size_at(value)
         step = self._step(cell)
         step = step and replace(step, batch=example_batch(cell.model, cell.config))
+        self.why_whole = self.why_whole or _why_whole(self.planner, step)
         at = self.at if self.over == BATCH else None
         try:
             tape = self.at(value)

@@ -71,6 +71,8 @@ def summary(record: RunRecord) -> str:
     if record.training:
         equal, steps = record.training["equal_steps"], len(record.training["steps"])
         parts.append(f"equal to eager at {'all' if equal == steps else f'{equal} of'} {steps} steps")
+    if record.message:
+        parts.append(record.message)
     return ", ".join(parts)
 
 

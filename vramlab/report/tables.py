@@ -111,7 +111,7 @@ def state(table: Table, cell: Cell) -> list[Value]:
     if record is None:
         return [Value(text="no record", note=table.note(cell.problem), is_word=True, tone="open"), word(DASH)]
     told = f"{outcome_in_words(record)}: {record.message or 'the cell gave no message'}"
-    note = table.note(told) if record.outcome is not Outcome.OK else None
+    note = table.note(told) if record.outcome is not Outcome.OK or record.message else None
     outcome = Value(text=str(record.outcome).replace("_", " "), note=note, is_word=True, tone=OUTCOME_TONES.get(record.outcome, "bad"))
     return [outcome, word(str(record.truth).replace("_", " "), tone="" if is_simulated(record) else TRUTH_TONES[record.truth])]
 
