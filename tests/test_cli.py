@@ -292,7 +292,8 @@ def test_cite(shelf, capsys):
     capsys.readouterr()
     assert main(["cite", "small"]) == 0
     said = capsys.readouterr().out
-    assert said.count("@") == 1 and "Deep Residual Learning for Image Recognition" in said
+    assert "@misc{he2016deep," in said and "@misc{torchvision2016torchvision," in said and said.count("@") == 2
+    assert "% method toy-good: its card names no paper" in said and "% data synthetic: made from a seed" in said
 
 
 def test_a_bar_on_a_terminal(shelf):

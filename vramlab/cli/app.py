@@ -215,7 +215,7 @@ def crowd_submit(
 
 @app.command("cite")
 def cite(run: RunName, output_dir: Results = Path("results"), collection: Collections = None) -> None:
-    """Print BibTeX of the papers that a run used."""
+    """Print BibTeX of what a run used: the papers of its methods and models, its data."""
     from vramlab.cli.runs import print_citations
 
     raise typer.Exit(print_citations(run, output_dir, collection or []))

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
+from vramlab.citations import citations
 from vramlab.cli.words import print_json, table
-from vramlab.collection import Library, Paper, UnknownName, find_collections
+from vramlab.collection import Library, find_collections
 from vramlab.errors import SubmissionRefused, WorkflowError
 from vramlab.report.words import DASH, bytes_in_words, count_of
 from vramlab.run_folder import resolve_run
@@ -95,31 +96,10 @@ def check_one_bundle(folder: Path) -> int:
 
 
 def print_citations(name: str, results: Path, extra: Sequence[Path]) -> int:
-    """BibTeX of each paper once, in the order of the run's cells."""
-    run, library = resolve_run(name, results), Library(find_collections(extra))
-    configs = [cell["config"] for cell in run.plan["cells"]]
-    for entry in dict.fromkeys(_entries(configs, library)):
-        print(entry + "\n")
+    """BibTeX of each paper, model and data set once, in the order of the run's cells."""
+    run = resolve_run(name, results)
+    print("\n\n".join(citations((cell["config"] for cell in run.plan["cells"]), Library(find_collections(extra)))))
     return 0
-
-
-def _entries(configs: Sequence[dict], library: Library) -> Iterator[str]:
-    for config in configs:
-        for find, name in ((library.method, config["method"]), (library.model, config["model"])):
-            try:
-                card = find(name).card
-            except UnknownName:
-                yield f"% {name} is in no collection here"
-                continue
-            if card.paper is not None:
-                yield card.paper.bibtex.strip() if card.paper.bibtex else _bibtex(name, card.paper)
-
-
-def _bibtex(key: str, paper: Paper) -> str:
-    fields = {"title": "{" + paper.title + "}", "author": " and ".join(paper.authors), "howpublished": paper.venue, "year": str(paper.year),
-              "doi": paper.doi, "url": paper.url}
-    lines = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
-    return "@misc{" + key + ",\n" + ",\n".join(lines) + "\n}"
 
 
 def examine(results: Path, *, as_json: bool) -> int:
