@@ -78,6 +78,21 @@ def test_every_budget_below_the_smallest_is_refused_though_only_the_end_binds():
             step_of(lambda: nn.Linear(6, 1), loss_fn, batch, method="delta", budget=budget)
 
 
+def test_what_takes_long_is_said_at_level_info_and_nothing_otherwise(caplog, capfd):
+    batch = (torch.ones(4, 4),)
+    with caplog.at_level("INFO", logger="vramlab"):
+        step = step_of(two_layers, lambda model, x: model(x).square().mean(), batch, method="replay", budget=None)
+        planned = [record.getMessage() for record in caplog.records]
+        step(*batch)
+    called = [record.getMessage() for record in caplog.records][len(planned):]
+    assert planned[0] == "capturing the step and measuring its ops on cpu ..." and f"{len(step.tape.ops)} ops, measured in" in planned[1]
+    assert planned[2].startswith("planned in ") and len(planned) == 3
+    assert called == ["first call: verified against eager PyTorch ...", called[1]] and called[1].startswith("exact, in ")
+    caplog.clear()
+    step_of(two_layers, lambda model, x: model(x).square().mean(), batch, method="replay", budget=None)(*batch)
+    assert not caplog.records and capfd.readouterr() == ("", "")
+
+
 # --- every method, every budget -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", PLANNERS)
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from vramlab.trace import Metrics, Trace
 from vramlab.validity import Stale, Validity
 
 KEPT_PLANS = 16
+_logger = logging.getLogger("vramlab")  # says what takes long; silent until a program turns it on
 
 
 def train_step(
@@ -59,6 +62,8 @@ def train_step(
     None. It is resolved once and bounds everything that the step holds: parameters, gradients, buffers, inputs, activations, the inside of
     ops, and the state and workspace of `optimizer` when it is given. `device`: where the parameters are; another is refused. `options` go
     to the method; `collections` are directories with more methods.
+
+    Capturing, measuring each op and verifying take from seconds to minutes; the logger "vramlab" says at level INFO what is done.
 
     `verify`: the first call of each plan also runs eager, where that fits in the machine, and raises WrongResult on any difference; that
     one call needs eager's memory and copies of the state.
@@ -213,7 +218,10 @@ class TrainStep:
             raise Unsupported(f"the parameters were on {self._device} and are on {_device_of(self._model)} now; make a new train_step")
         loss_fn = _over_inputs(self._loss_fn, structure)
         with_gradient = frozenset(_with_gradient(self._model, inputs))
+        _logger.info("capturing the step and measuring its ops on %s ...", self._device)
+        started = time.perf_counter()
         captured = capture_with_costs(self._model, loss_fn, inputs, with_gradient=with_gradient, optimizer=self._optimizer)
+        _logger.info("%d ops, measured in %.0f s; planning with %s ...", len(captured.tape.ops), time.perf_counter() - started, self.method)
         if isinstance(self._budget, str):
             self._budget = self._resolve(self._budget, captured.tape)
         eager = simulated_eager_peak(captured.tape)
@@ -223,6 +231,8 @@ class TrainStep:
             divisors = divisors_of_passes(self._model, loss_fn, inputs, captured.tape.micro_batches, whole)
             eager = simulated_eager_peak(captured.tape)
         planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method, needs=self._needs)
+        _logger.info("planned in %.0f s: peak %s of eager's %s, simulated", planned.plan_seconds, _mebibytes(planned.predicted.peak_bytes),
+                     _mebibytes(eager))
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False",
                         divisors=divisors, whole=None if captured is whole else whole)
 
@@ -293,9 +303,12 @@ class TrainStep:
             loss.backward()
             return loss
 
+        _logger.info("first call: verified against eager PyTorch ...")
+        started = time.perf_counter()
         like_the_plan = under_variants(eager, named_variants(captured.tape, planned.plan.checked.schedule))
         loss, truth = step_against_eager(step, like_the_plan, captured, self._model, inputs, self._device)
         planned.truth = Truth.SEMANTICS_CHANGED if sizes and changes_semantics(captured.tape) else truth
+        _logger.info("%s, in %.0f s", str(planned.truth).replace("_", " "), time.perf_counter() - started)
         return loss
 
     def _measure_distance(self, planned: _Planned, loss_fn: LossFn, inputs: list[Any]) -> None:
@@ -344,6 +357,10 @@ def _check_arguments(method: Any, optimizer: Any, device: Any, budget: Any) -> N
         torch.empty(0, device=device)
     except (RuntimeError, TypeError, AssertionError) as error:  # unknown, or not on this machine
         raise ValueError(f"{device!r} is no device of this machine; write 'cpu', 'cuda' or 'cuda:0', or leave it out") from error
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f} MiB"
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
