@@ -80,8 +80,8 @@ def ask(method: Method, options: dict[str, str], tape: Tape, device: DeviceProfi
     except Unsupported:
         outcome, instructions = "unsupported", None
     seconds = round(time.perf_counter() - began, 3)
-    return {"method": " ".join([method.name, *options.values()]), "ops": len(tape.ops), "seconds": seconds, "outcome": outcome,
-            "instructions": instructions}
+    label = " ".join([method.name, *(f"{name}={value}" for name, value in options.items())])
+    return {"method": label, "ops": len(tape.ops), "seconds": seconds, "outcome": outcome, "instructions": instructions}
 
 
 def growth(rows: list[dict[str, Any]]) -> float | None:
@@ -109,13 +109,13 @@ def main() -> int:
         budget = Budget(device_bytes=int(options.share * peak), wants_smallest=False)
         for method, chosen in asked:
             rows.append(ask(method, chosen, tape, device, budget))
-            print("{method:>24} {ops:>7,} ops {seconds:>9.3f} s  {outcome}".format(**rows[-1]), flush=True)
+            print("{method:>40} {ops:>7,} ops {seconds:>9.3f} s  {outcome}".format(**rows[-1]), flush=True)
     if options.keep:
         fresh = {row["method"] for row in rows}
         rows = [row for row in kept("planners") if row["method"] not in fresh] + [row | {"commit": machine()["commit"]} for row in rows]
     found = summarise(rows)
     for name, seconds in found["slowest_seconds"].items():
-        print(f"{name:>24} slowest {seconds:8.3f} s, growth {found['growth'][name]}")
+        print(f"{name:>40} slowest {seconds:8.3f} s, growth {found['growth'][name]}")
     if options.keep:
         keep("planners", rows, found | {"share": options.share})
     return 0 if max(found["slowest_seconds"].values()) <= TARGET_SECONDS else 1

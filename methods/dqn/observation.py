@@ -142,8 +142,7 @@ class Observer:
             rankings.insert(0, (drop, self.own / (play.nbytes * stale + 1e-30), 3))
         chosen: dict[int, None] = {}
         for among, score, count, *is_local in rankings:
-            order = np.argsort(score if is_local else score[among], kind="stable")[:count]
-            chosen.update(dict.fromkeys(among[order].tolist()))
+            chosen.update(dict.fromkeys(among[_least(score if is_local else score[among], count)].tolist()))
         return list(chosen)[:CANDIDATES]
 
     def _stale_seconds(self) -> np.ndarray:
@@ -152,8 +151,7 @@ class Observer:
 
     def _out_stalls(self, storages: np.ndarray) -> np.ndarray:
         """Per storage: how long the compute stream would stand still if it left for the host now."""
-        play = self.play
-        return np.array([max(0.0, play.out_end_seconds(s) - play.clock_seconds) for s in storages.tolist()])
+        return np.maximum(0.0, self.play.out_end_seconds_of(storages) - self.play.clock_seconds)
 
     # --- rows --------------------------------------------------------------------------------------------------------------
     def _global(self, question: Question, forecast: np.ndarray) -> list[float]:
@@ -289,6 +287,14 @@ def _back_seconds(observer: Observer, forecast: np.ndarray) -> float:
         end += float(observer.copy_in[s])
         stall = max(stall, end - float(observer.until_op[need]))
     return recompute + stall
+
+
+def _least(scores: np.ndarray, count: int) -> np.ndarray:
+    """Where the `count` least scores are, the least first, of equals the first: the head of a stable sort, without sorting the rest."""
+    if len(scores) <= 4 * count:
+        return np.argsort(scores, kind="stable")[:count]
+    among = np.flatnonzero(scores <= np.partition(scores, count - 1)[count - 1])
+    return among[np.argsort(scores[among], kind="stable")[:count]]
 
 
 def _log(value: float, unit: float) -> float:

@@ -116,6 +116,14 @@ class Play(Rollout):
         start = self._ran_seconds[group] if group < len(self._heads) else self.clock_seconds
         return max(self.out_free_seconds, start) + self.device.copy_seconds(self._bytes[storage], to_host=True)
 
+    def out_end_seconds_of(self, settled: np.ndarray) -> np.ndarray:
+        """`out_end_seconds` of each of these storages, which are on the device with no copy in flight."""
+        storages, now, count = settled.tolist(), self.clock_seconds, len(self._heads)
+        groups = [max(self._touched_in[s], self._offload_floor) for s in storages]
+        starts = np.array([self._ran_seconds[g] if g < count else now for g in groups])
+        ends = np.maximum(self.out_free_seconds, starts) + self.device.copy_seconds(self.nbytes[settled], to_host=True)
+        return np.where([self.residency[s] is BOTH for s in storages], now, ends)
+
     def _set(self, storage: int, residency: Residency) -> None:
         super()._set(storage, residency)
         if residency is ON_HOST:

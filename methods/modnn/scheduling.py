@@ -8,6 +8,7 @@ write over an input, that input, once it has a copy on the host. So any budget f
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +37,7 @@ class Scheduler(Player):
         chosen = np.array([op.variant(name).workspace_bytes for op, name in zip(tape.ops, algorithms)], np.int64)
         self._inner_bytes = self.facts.inner_bytes + (chosen - own)
         self._may_leave = (self.facts.there_from >= 0) & (self.nbytes > 0)
-        self._away: set[int] = set()  # on the host only, needed again
+        self._away: list[tuple[int, int]] = []  # on the host only, needed again: (next need, storage), the soonest first
 
     def run(self) -> None:
         """The whole step. Raises DoesNotFit."""
@@ -47,7 +48,7 @@ class Scheduler(Player):
             reuse = self._make_ready(op)
             self.compute(op, reuse, self.algorithms[op])
             if reuse is not None and self.is_live(reuse):
-                self._away.add(reuse)
+                self._is_away(reuse)
             self._drop_dead(self.facts.uses[op])
             self._prefetch_ahead()
         self._finish()
@@ -91,7 +92,8 @@ class Scheduler(Player):
     def _fetch(self, storages: Sequence[int]) -> None:
         for s in storages:
             self.prefetch(s)
-            self._away.discard(s)
+            gone = self._away.pop(bisect_left(self._away, self._when(s)))
+            assert gone[1] == s, "what is on the host and needed again is among what is away"
 
     # --- making room ---------------------------------------------------------------------------------------------------
     def _evict(self, needed: Sequence[int]) -> bool:
@@ -110,7 +112,14 @@ class Scheduler(Player):
             self.offload(storage)
             self.wait(storage)
         self.free(storage)
-        self._away.add(storage)
+        self._is_away(storage)
+
+    def _is_away(self, storage: int) -> None:
+        insort(self._away, self._when(storage))
+
+    def _when(self, storage: int) -> tuple[int, int]:
+        """Its place among what is away: no op uses it meanwhile, so that its next need stays what it was."""
+        return int(self.next_need[storage]), storage
 
     def _cancel_prefetch(self, needed: Sequence[int]) -> bool:
         """Give up a copy to the device that the op does not wait for."""
@@ -134,17 +143,15 @@ class Scheduler(Player):
     # --- bringing back -------------------------------------------------------------------------------------------------
     def _prefetch_ahead(self) -> None:
         """Start copies back in order of next use; the first that would not fit until its use ends it."""
-        for s in sorted(self._away, key=lambda s: (self.next_need[s], s)):
-            if not self._fits_until_use(s):
-                return
-            self._fetch([s])
+        while self._away and self._fits_until_use(self._away[0][1]):
+            self._fetch([self._away[0][1]])
 
     def _fits_until_use(self, storage: int) -> bool:
         free = self.budget.device_bytes - self._bytes[storage]
         if self.live_bytes > free:
             return False
         first, until = self.next_op, min(int(self.next_need[storage]), self.facts.end)
-        away = np.fromiter(self._away, np.int64, len(self._away))
+        away = np.array([s for _, s in self._away], np.int64)
         returns = np.minimum(self.next_need[away], until) - first
         back = np.cumsum(np.bincount(returns, weights=self.nbytes[away], minlength=until - first + 1))[:-1]
         return bool(np.all(self._inner_bytes[first:until] - self.nbytes[away].sum() + back <= free))
