@@ -333,6 +333,9 @@ def _densenet_bytes(tape: Tape) -> Iterator[Row]:
             checked = checked_plan(step, method, device, costs=costs)
             yield row(claim, "peak", "GB", what, checked.peak_bytes / 1e9)
             yield row(claim, "peak", "GB", f"{what}{', ' if what else ''}reserved by a caching allocator", reserved_bytes(checked) / 1e9)
+    half = checked_plan(tape_of("densenet-bc-100", 32, 0.9), "densenet-shared", device)
+    yield row("dn-mem-multi", "peak on each of two boards", "GB", "", half.peak_bytes / 1e9)
+    yield row("dn-mem-multi", "peak on each of two boards", "GB", "reserved by a caching allocator", reserved_bytes(half) / 1e9)
     regions = sum(2 * nbytes for nbytes in _largest_concatenations(tape))
     shared = checked_plan(tape, "densenet-shared", device).peak_bytes
     yield row("dn-mem-eff", "two regions a block, as large as its last concatenation", "GB", "", regions / 1e9)
