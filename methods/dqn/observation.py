@@ -94,7 +94,8 @@ class Observer:
         storages, answers = np.full(ACTIONS, -1, np.int64), [None] * ACTIONS
         forecast = play.forecast_bytes(play.facts.end)
         shared = self._global(question, forecast)
-        self._stale = self._stale_seconds() / self.step_seconds
+        self._stale_now = self._stale_seconds()
+        self._over: dict[int, np.ndarray] = {}
         rows = [(0, Answer(NOTHING.move))] if question.fetchable else []
         rows += [(1 + 2 * CANDIDATES + i, Answer(Move.PREFETCH, s)) for i, s in enumerate(question.fetchable)]
         swappable, droppable = set(question.swappable), set(question.droppable)
@@ -122,28 +123,40 @@ class Observer:
         if not len(swap) and not len(drop):
             return []
         least = min(question.short_bytes, SMALL * self.room)
-        for_all = np.union1d(swap, drop)
+        for_all = self._union(swap, drop)
         if (play.nbytes[for_all] >= least).any():  # small ones go only when nothing else can
             swap, drop = swap[play.nbytes[swap] >= least], drop[play.nbytes[drop] >= least]
-        everything = np.union1d(swap, drop)
+        everything = self._union(swap, drop)
         if len(everything) <= CANDIDATES:
             return everything.tolist()
-        nbytes = np.minimum(play.nbytes, max(4 * question.short_bytes, 1)).astype(np.float64)
-        stale = self._stale_seconds()
-        need = self.until_op[play.next_need]
+
+        def of(among: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            """Of each: bytes that are of use, seconds since its last access, seconds of the tape before its next need."""
+            useful = np.minimum(play.nbytes[among], max(4 * question.short_bytes, 1)).astype(np.float64)
+            return useful, self._stale_now[among], self.until_op[play.next_need[among]]
+
+        nbytes, stale, need = of(everything)
         rankings = [(everything, -nbytes * stale, 2), (everything, -need, 2), (everything, -need * nbytes, 2)]
         if len(swap):
+            nbytes, _, need = of(swap)
             out = self._out_stalls(swap)
-            free_first = np.where(out <= 0, -1e30, 0.0) - nbytes[swap] * (need[swap] - self.copy_in[swap])
-            rankings += [(swap, out / nbytes[swap], 3, True), (swap, free_first, 2, True)]
+            free_first = np.where(out <= 0, -1e30, 0.0) - nbytes * (need - self.copy_in[swap])
+            rankings += [(swap, out / nbytes, 3), (swap, free_first, 2)]
         if len(drop):
-            rankings += [(drop, self.own / nbytes, 3), (drop, (self.own + self.step_seconds * SMALL) / (nbytes * stale), 2),
-                         (drop, self.own / (nbytes * np.maximum(need - self.until_op[play.next_op], 1e-9)), 2)]
-            rankings.insert(0, (drop, self.own / (play.nbytes * stale + 1e-30), 3))
+            (nbytes, stale, need), own = of(drop), self.own[drop]
+            rankings += [(drop, own / nbytes, 3), (drop, (own + self.step_seconds * SMALL) / (nbytes * stale), 2),
+                         (drop, own / (nbytes * np.maximum(need - self.until_op[play.next_op], 1e-9)), 2)]
+            rankings.insert(0, (drop, own / (play.nbytes[drop] * stale + 1e-30), 3))
         chosen: dict[int, None] = {}
-        for among, score, count, *is_local in rankings:
-            chosen.update(dict.fromkeys(among[_least(score if is_local else score[among], count)].tolist()))
+        for among, scores, count in rankings:
+            chosen.update(dict.fromkeys(among[_least(scores, count)].tolist()))
         return list(chosen)[:CANDIDATES]
+
+    def _union(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """The storages of both, ascending."""
+        is_there = np.zeros(len(self.play.nbytes), np.bool_)
+        is_there[one] = is_there[other] = True
+        return np.flatnonzero(is_there)
 
     def _stale_seconds(self) -> np.ndarray:
         """Per storage: how long ago it was last accessed, at least a ten-thousandth of the step."""
@@ -175,8 +188,9 @@ class Observer:
         play, T, nbytes = self.play, self.step_seconds, float(self.play.nbytes[s])
         first, need_op = play.next_op, min(int(play.next_need[s]), play.facts.end)
         now, need = self.until_op[first], self.until_op[need_op]
-        over = np.flatnonzero(forecast[: need_op - first] + nbytes > play.budget.device_bytes)
-        back_from = self.until_op[first + int(over[-1]) + 1] if len(over) else now
+        over = self._over_with(int(play.nbytes[s]), forecast)
+        behind_last = int(np.searchsorted(over, need_op - first))
+        back_from = self.until_op[first + int(over[behind_last - 1]) + 1] if behind_last else now
         window = max(0.0, need - back_from)
         ahead = float(self.copy_in[self._away[(self._away_need > back_from) & (self._away_need <= need)]].sum())
         behind = float(self.copy_in[self._away[self._away_need > need]].sum())
@@ -195,10 +209,16 @@ class Observer:
             closure / T, _log(closure, T), marginal / T, _log(marginal, T), float(self.own[s]) / T, length / 16.0, min(dependents, 8) / 8.0,
             _ratio(out + back, worth), _ratio(marginal, worth), _ratio(closure, worth), _ratio(float(self.copy_in[s]), worth),
             float(len(play.facts.needed_at[s]) > 1),
-            log(self._stale[s]) / WIDE, log(max(need - now, 1e-4 * T) / T) / WIDE, log(max(nbytes, 1.0) / self.room) / WIDE,
+            log(self._stale_now[s] / T) / WIDE, log(max(need - now, 1e-4 * T) / T) / WIDE, log(max(nbytes, 1.0) / self.room) / WIDE,
             _wide_ratio(out + back, self.price * nbytes), _wide_ratio(marginal, self.price * nbytes),
             _wide_ratio(closure, self.price * nbytes), _wide_ratio(neighbourhood, self.price * nbytes),
         ]
+
+    def _over_with(self, nbytes: int, forecast: np.ndarray) -> np.ndarray:
+        """The ops, counted from the next, at which so many bytes more than the forecast's would not fit; many storages are of one size."""
+        if nbytes not in self._over:
+            self._over[nbytes] = np.flatnonzero(forecast > self.play.budget.device_bytes - nbytes)
+        return self._over[nbytes]
 
     def _cost(self, answer: Answer, local: list[float], question: Question) -> list[float]:
         """The action's own cost, whatever it does.
