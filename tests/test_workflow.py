@@ -232,6 +232,9 @@ def test_a_file_that_is_not_there(shelf):
     library = Library([shelf])
     with pytest.raises(WorkflowError, match=r"no workflow 'smal'; there are small; did you mean 'small'\?"):
         load_workflow("smal", library)
+    (shelf / "mine.yaml").write_text(BASE)
+    with pytest.raises(WorkflowError, match="there is no workflow 'mine'; did you mean the file 'mine.yaml'?"):
+        load_workflow("mine", Library([shelf]))
     with pytest.raises(WorkflowError, match="there is no file nowhere/x.yaml"):
         load_workflow("nowhere/x.yaml", library)
     assert load_workflow("small.yaml", library).path == load_workflow("small", library).path == "workflows/small.yaml"

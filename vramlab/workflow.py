@@ -105,6 +105,8 @@ def _locate(name: str, library: Library) -> tuple[Path, str]:
         return path, name
     if "/" in name or (path.suffix in (".yaml", ".yml") and path.stem not in library.workflow_paths):
         raise WorkflowError(f"there is no file {name}{_like(path, library)}")
+    if name not in library.workflow_paths and Path(f"{name}.yaml").is_file():
+        raise WorkflowError(f"there is no workflow {name!r}; did you mean the file '{name}.yaml'?")
     found = library.workflow(name)
     here = Path.cwd().resolve()
     return found, str(found.relative_to(here)) if found.is_relative_to(here) else str(found)
