@@ -17,7 +17,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=in_place)
+        self.relu = _relu(in_place)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         residual = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
@@ -39,7 +39,7 @@ class SmallResNet(nn.Module):
         blocks = (depth - 2) // 6
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=in_place)
+        self.relu = _relu(in_place)
         self.stage1 = _stage(width, width, blocks, 1, in_place)
         self.stage2 = _stage(width, 2 * width, blocks, 2, in_place)
         self.stage3 = _stage(2 * width, 4 * width, blocks, 2, in_place)
@@ -55,6 +55,12 @@ class SmallResNet(nn.Module):
 def _stage(inputs: int, outputs: int, blocks: int, stride: int, in_place: bool) -> nn.Sequential:
     rest = [BasicBlock(outputs, outputs, 1, in_place) for _ in range(blocks - 1)]
     return nn.Sequential(BasicBlock(inputs, outputs, stride, in_place), *rest)
+
+
+def _relu(in_place: bool) -> nn.Module:
+    """Over its input, or with a backward that reads its input, which is then kept: nn.ReLU's reads its result, in place or not, and nothing
+    else reads the input, so that a plain nn.ReLU would hold no more than one in place."""
+    return nn.ReLU(inplace=True) if in_place else nn.Threshold(0.0, 0.0)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -79,6 +79,13 @@ def test_inplace_activation_shares_its_input():
     assert tape.storages[relu.dx].nbytes == MAP
 
 
+def test_a_threshold_is_an_activation_and_has_its_backward():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Threshold(0.0, 0.0), torch.nn.Linear(3, 2))
+    tape = capture(net, lambda m, x: m(x).sum(), [torch.zeros(4, 3)]).tape
+    layer = next(layer for layer in layers_of(tape) if layer.name == "1")
+    assert layer.kind == "activation" and [tape.ops[op].target for op in layer.backward_ops] == ["aten.threshold_backward.default"]
+
+
 def test_pooling_keeps_indices_beside_its_map():
     pool = named(multi_output(), "pool1")
     assert pool.kind == "pooling" and len(pool.auxiliary) == 1

@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from vramlab import collection, workload
+from vramlab.capture import capture
+from vramlab.check import check_schedule
 from vramlab.errors import WorkflowError
+from vramlab.liveness import replay_schedule
 
 MODELS = Path(__file__).parents[1] / "models"
 NAMES = sorted(path.stem for path in MODELS.glob("*.yaml"))
@@ -185,6 +188,63 @@ def test_googlenet_without_its_auxiliary_classifiers_is_as_documented():
 @pytest.mark.parametrize(("depth", "parameters"), [(20, 269_722), (32, 464_154), (44, 658_586), (56, 853_018), (110, 1_727_962)])
 def test_cifar_resnets_are_as_published(depth, parameters):
     assert count(on_meta("resnet8-digits", depth=depth)) == parameters
+
+
+# One map of each stage of ResNet-14: 2 samples of 16, 32 and 64 channels at 32, 16 and 8 px, four bytes a number.
+STAGE_MAPS = (2 * 16 * 32 * 32 * 4, 2 * 32 * 16 * 16 * 4, 2 * 64 * 8 * 8 * 4)
+# The stem has one ReLU, each of two blocks a stage two. Nothing but a ReLU in place keeps the last one's result: one map either way.
+KEPT_BY_RELU = STAGE_MAPS[0] + 4 * sum(STAGE_MAPS) - STAGE_MAPS[2]
+
+
+def kept_bytes(model: torch.nn.Module, images: torch.Tensor) -> int:
+    """Bytes of all regions that autograd keeps for the backward."""
+    kept = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(images)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def relu_twins() -> list[torch.nn.Module]:
+    """ResNet-14 with ReLU in place, and with the option off: equal weights."""
+    card = read("resnet1202")
+    twins = [workload.make_model(card, options_of("resnet1202", depth=14, in_place=in_place)) for in_place in (True, False)]
+    twins[1].load_state_dict(twins[0].state_dict())
+    return twins
+
+
+def test_a_relu_that_is_not_in_place_keeps_its_input_and_changes_no_bit():
+    images, twins = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), relu_twins()
+    over, kept = (kept_bytes(twin, images) for twin in twins)
+    assert kept - over == KEPT_BY_RELU
+    losses = [F.cross_entropy(twin(images), torch.tensor([1, 2])) for twin in twins]
+    for loss in losses:
+        loss.backward()
+    assert torch.equal(*losses)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(twins[0].parameters(), twins[1].parameters(), strict=True))
+
+
+def test_a_plain_relu_keeps_no_more_than_one_in_place():
+    images, twins = torch.randn(2, 3, 32, 32), relu_twins()
+    plain = twins[0]
+    over = kept_bytes(plain, images)
+    for module in plain.modules():
+        if isinstance(module, torch.nn.ReLU):
+            module.inplace = False
+    assert kept_bytes(plain, images) == over < kept_bytes(twins[1], images)
+
+
+def test_the_peak_of_a_step_sees_whether_relu_keeps_its_input():
+    peaks = []
+    for twin in relu_twins():
+        batch = [torch.zeros(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)]
+        tape = capture(twin, workload.cross_entropy, batch).tape
+        peaks.append(check_schedule(tape, replay_schedule(tape)).peak_bytes)
+    assert peaks[1] - peaks[0] == pytest.approx(KEPT_BY_RELU, abs=2 * STAGE_MAPS[0])  # less what is dead at the peak
 
 
 @pytest.mark.parametrize(("name", "options", "parameters"), [

@@ -32,8 +32,8 @@ _KINDS = {
     "embedding": "embedding",
 }
 _OF_FEATURES = frozenset({"normalization", "activation", "pooling", "add", "concat"})  # behind the last convolution
-# Operators whose backward goes by another name.
-_BACKWARD_NAMES = {"threshold": "relu", "embedding_dense": "embedding", "nll_loss": "nll_loss_forward", "nll_loss2d": "nll_loss2d_forward"}
+# Operators whose backward goes by another name; a threshold at zero is a ReLU that keeps its input.
+_OTHER_NAMES = {"threshold": "relu", "embedding_dense": "embedding", "nll_loss": "nll_loss_forward", "nll_loss2d": "nll_loss2d_forward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ def _kind(op: Op) -> str:
 def _base_name(op: Op) -> str:
     """`aten.relu_.default` -> "relu", `aten.native_batch_norm_backward.default` -> "native_batch_norm"."""
     name = op.target.split(".")[1].partition("_backward")[0].rstrip("_")
-    return _BACKWARD_NAMES.get(name, name) if op.phase is Phase.BACKWARD else name
+    return _OTHER_NAMES.get(name, name)
 
 
 class _Derivation:
