@@ -1,21 +1,29 @@
-"""The DQN agents against the other methods, all *simulated*: models x budgets x device profiles.
+"""The DQN agents against the other methods, all *simulated*: models x budgets x device profiles, under two conditions.
 
     python benchmarks/dqn.py [--models resnet50,...] [--budgets 90,80,...] [--profiles v100-32gb,...] [--minutes 30]
+
+    equal   all plan on the same step with the library's convolution algorithms: nobody gains by choosing others
+    own     each gets the step that its card asks for, as in a workflow: vDNN, SuperNeurons and the agent choose algorithms, the first
+            two have gradients in place too. Bytes of the budget and eager's seconds are those of the same eager step
 
 A cell counts as won when the agent's step takes at most as long as the best of the others; as lost when the agent finds no plan. Cells
 in which nobody finds a plan say nothing and are left out. Models that the agent was not trained on are counted apart. Rows are kept in
 benchmarks/evidence/dqn.json after each cell, and those of the same sources are not run again. At the end come the cells as a table,
-then the summary. Exit code 1 under 80 % won.
+then the summary, for each condition. `--weights FILE` prints how an agent of `train dqn` does in those cells instead, and keeps nothing.
+Exit code 1 under 80 % won in either condition.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +32,18 @@ from common import keep, kept, specs
 from vramlab.check import check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.costs import roofline_costs
-from vramlab.device import load_profile
+from vramlab.device import DeviceProfile, load_profile
 from vramlab.errors import PlanInfeasible, Unsupported
 from vramlab.liveness import replay_schedule
 from vramlab.measure import make_plan
 from vramlab.planner import Budget
+from vramlab.prepared import prepare_tape
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
+from vramlab.variants import with_variants
 
+CONDITIONS = ("equal", "own")
+KEY = ("model", "profile", "budget", "batch", "condition")
 MODELS = ("resnet50", "vgg16", "densenet121", "inception-v3", "mobilenet-v2", "bert-base")
 RIVALS = ("vdnn", "superneurons", "checkpoint", "dtr", "delta")
 # The default, which plays several times, and then what one play comes to: of the network alone, and of what it is compared with.
@@ -57,17 +69,86 @@ def tape_of(model: str, batch: int) -> Tape:
         return Tape.load(Path(folder) / "tape.json.gz")
 
 
-def ask(library: Library, method: str, options: dict[str, Any], tape: Tape, profile: Any, device_bytes: int) -> dict[str, Any]:
-    """One method at one budget: simulated step over eager's, None where it has no plan."""
-    budget = Budget(device_bytes=device_bytes, wants_smallest=False)
-    started = time.process_time()
-    try:
-        schedule = library.method(method).build(**options).plan(tape, profile, budget)
-    except (PlanInfeasible, Unsupported) as refusal:
-        return {"ratio": None, "why": type(refusal).__name__, "plan_seconds": round(time.process_time() - started, 3)}
-    seconds = time.process_time() - started
-    metrics = simulate(check_schedule(tape, schedule, budget), profile).metrics
-    return {"ratio": metrics.step_seconds / sum(op.seconds for op in tape.ops), "plan_seconds": round(seconds, 3)}
+@dataclass
+class Steps:
+    """The steps that are planned on, made when they are asked for and kept for the model and profile at hand."""
+
+    library: Library
+    tapes: Path | None  # a folder of captured tapes
+    batch: int
+
+    def __post_init__(self) -> None:
+        self._captured: dict[str, Tape] = {}
+        self._made: dict[tuple[str, str, tuple[str, ...], bool], Tape] = {}
+
+    def eager(self, model: str, profile: DeviceProfile) -> Tape:
+        """As it was captured, with the profile's costs."""
+        return self._step(model, profile, (), is_chosen=False)
+
+    def of(self, method: str, model: str, profile: DeviceProfile, condition: str) -> Tape:
+        """What the method plans on."""
+        if condition == "equal":
+            return self.eager(model, profile)
+        needs = self.library.method(method).card.needs
+        return self._step(model, profile, tuple(need for need in needs if need != "variants"), is_chosen="variants" in needs)
+
+    def _step(self, model: str, profile: DeviceProfile, needs: tuple[str, ...], *, is_chosen: bool) -> Tape:
+        if model not in self._captured:
+            self._captured = {model: find_tape(self.tapes, model, self.batch)}
+        key = (model, profile.name, needs, is_chosen)
+        if key not in self._made:
+            if any(made[:2] != key[:2] for made in self._made):
+                self._made.clear()
+            prepared = prepare_tape(self._captured[model], needs, None)
+            tape = roofline_costs(self._captured[model] if prepared is None else prepared.tape, profile)
+            self._made[key] = with_variants(tape, profile) if is_chosen else tape
+        return self._made[key]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One question to all: the same model, device, bytes and condition."""
+
+    model: str
+    profile: DeviceProfile
+    budget: int  # percent of eager's simulated peak
+    batch: int
+    condition: str
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its row is found by."""
+        return {"model": self.model, "profile": self.profile.name, "budget": self.budget, "batch": self.batch, "condition": self.condition}
+
+    def ask(self, steps: Steps, method: str, options: dict[str, Any]) -> dict[str, Any]:
+        """One method: simulated step over eager's, None where it has no plan."""
+        eager = steps.eager(self.model, self.profile)
+        budget = Budget(device_bytes=self.budget * check_schedule(eager, replay_schedule(eager)).peak_bytes // 100, wants_smallest=False)
+        tape, started = steps.of(method, self.model, self.profile, self.condition), time.process_time()
+        try:
+            schedule = steps.library.method(method).build(**options).plan(tape, self.profile, budget)
+        except (PlanInfeasible, Unsupported) as refusal:
+            return {"ratio": None, "why": type(refusal).__name__, "plan_seconds": round(time.process_time() - started, 3)}
+        seconds = time.process_time() - started
+        metrics = simulate(check_schedule(tape, schedule, budget), self.profile).metrics
+        return {"ratio": metrics.step_seconds / sum(op.seconds for op in eager.ops), "plan_seconds": round(seconds, 3)}
+
+
+def row_of(cell: Cell, steps: Steps, before: dict[str, Any] | None, sources: dict[str, str],
+           agents: list[str]) -> tuple[dict[str, Any], bool]:
+    """(all methods' answers, is any of them new); what an unchanged method said before is kept."""
+    before = before or {"agents": {}, "rivals": {}, "sources": {}}
+
+    def is_same(name: str) -> bool:
+        return before["sources"].get(name) == sources[name]
+
+    rivals = [name for name in sources if name != "dqn"]
+    said = {name: before["rivals"][name] for name in rivals if is_same(name) and name in before["rivals"]}
+    own = dict(before["agents"]) if is_same("dqn") else {}
+    is_new = bool({*rivals} - {*said} or {*agents} - {*own})
+    said |= {name: cell.ask(steps, name, {}) for name in rivals if name not in said}
+    own |= {name: cell.ask(steps, "dqn", AGENTS[name]) for name in agents if name not in own}
+    return {"agents": own, "rivals": said, "sources": sources, **cell.key}, is_new
 
 
 def summary(rows: list[dict[str, Any]], trained_on: set[str]) -> dict[str, Any]:
@@ -132,60 +213,69 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['model']:<14} {row['profile']:<15} {row['budget']:>3} %  {agents} | {rivals}  {WORDS[won(row, 'dqn')]}"
 
 
+def cells_of(options: argparse.Namespace) -> Iterator[Cell]:
+    """Model by model and device by device, so that little is made twice."""
+    for model in options.models.split(","):
+        for profile in map(load_profile, options.profiles.split(",")):
+            for condition in options.conditions.split(","):
+                yield from (Cell(model, profile, int(budget), options.batch, condition) for budget in options.budgets.split(","))
+
+
+def with_weights(cells: Iterator[Cell], steps: Steps, rows: dict[tuple, dict[str, Any]], weights: Path) -> None:
+    """Print how an agent of `train dqn` does beside the one that ships, which has been asked before."""
+    wins: dict[str, list[bool]] = {}
+    for cell in cells:
+        row = rows[tuple(cell.key.values())]
+        row["agents"] = {"dqn": row["agents"]["dqn"], "trained": cell.ask(steps, "dqn", {"weights": str(weights)})}
+        print(f"{cell.condition}  {line(row)}", flush=True)
+        for agent in row["agents"]:
+            if won(row, agent) is not None:
+                wins.setdefault(f"{cell.condition}, {agent}", []).append(won(row, agent))
+    print(json.dumps({name: f"{sum(found)} of {len(found)}" for name, found in wins.items()}))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--budgets", default="90,80,70,60,50,40", help="percent of eager's simulated peak")
     parser.add_argument("--profiles", default="v100-32gb,titan-x-pascal")
+    parser.add_argument("--conditions", default=",".join(CONDITIONS))
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--agents", default=",".join(AGENTS))
     parser.add_argument("--tapes", type=Path, help="a folder with MODEL.tape.json.gz where those need not be captured")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long; the next call goes on")
+    parser.add_argument("--weights", type=Path, help="print how this agent does in cells that have been run")
     options = parser.parse_args()
     library, started = Library([built_in_collection()]), time.monotonic()
-    rivals = [name for name in RIVALS if name in library.method_paths]
-    sources = {name: library.method(name).sha256[:16] for name in [*rivals, "dqn"]}
+    steps = Steps(library, options.tapes, options.batch)
+    known = {tuple(row[name] for name in KEY): row for row in kept("dqn")}
+    if options.weights:
+        with_weights(cells_of(options), steps, known, options.weights)
+        return 0
+    sources = {name: library.method(name).sha256[:16] for name in [*RIVALS, "dqn"]}
+    asked: list[dict[str, Any]] = []
+    for cell in cells_of(options):
+        if time.monotonic() - started > 60 * options.minutes:
+            break
+        row, is_new = row_of(cell, steps, known.get(tuple(cell.key.values())), sources, options.agents.split(","))
+        asked.append(row)
+        known[tuple(cell.key.values())] = row
+        if is_new:
+            print(f"{cell.condition}  {line(row)}", flush=True)
+            with redirect_stdout(io.StringIO()):
+                keep("dqn", known.values(), summaries(list(known.values()), library))
+    for condition in options.conditions.split(","):
+        print(f"\n{condition}\n" + table([row for row in asked if row["condition"] == condition]))
+    keep("dqn", known.values(), summaries(list(known.values()), library))
+    shares = [found["dqn"]["won"] or 0.0 for found in summaries(asked, library).values()]
+    return 0 if min(shares, default=0.0) >= TARGET else 1
+
+
+def summaries(rows: list[dict[str, Any]], library: Library) -> dict[str, Any]:
+    """By condition."""
     trained_on = {world[0] for world in library.method("dqn").load().load_network("graph", None, "", 0).trained["worlds"]}
-    known = {(r["model"], r["profile"], r["budget"], r["batch"]): r for r in kept("dqn")}
-    rows: list[dict[str, Any]] = []
-    for model in options.models.split(","):
-        captured = None
-        for profile in map(load_profile, options.profiles.split(",")):
-            for budget in map(int, options.budgets.split(",")):
-                row = known.get((model, profile.name, budget, options.batch), {"agents": {}, "rivals": {}, "sources": {}})
-                is_new = row["sources"] != sources or not set(options.agents.split(",")) <= set(row["agents"])
-                if is_new and time.monotonic() - started < 60 * options.minutes:
-                    if captured is None:
-                        captured = find_tape(options.tapes, model, options.batch)
-                    tape = roofline_costs(captured, profile)
-                    limit = budget * check_schedule(tape, replay_schedule(tape)).peak_bytes // 100
-                    row = run_cell(library, row, sources, rivals, options.agents.split(","), tape, profile, limit)
-                    row |= {"model": model, "profile": profile.name, "budget": budget, "batch": options.batch, "sources": sources}
-                    print(line(row), flush=True)
-                elif is_new:
-                    continue
-                rows.append(row)
-                known.pop((model, profile.name, budget, options.batch), None)
-                if is_new:
-                    with redirect_stdout(io.StringIO()):
-                        keep("dqn", [*rows, *known.values()], summary(rows, trained_on))
-    print(table(rows))
-    result = summary(rows, trained_on)
-    keep("dqn", rows, result)
-    return 0 if (result["dqn"]["won"] or 0.0) >= TARGET else 1
-
-
-def run_cell(library: Library, row: dict[str, Any], sources: dict[str, str], rivals: list[str], agents: list[str], tape: Tape, profile: Any,
-             limit: int) -> dict[str, Any]:
-    """All methods at one budget; what an unchanged method said before is kept."""
-    def is_same(name: str) -> bool:
-        return row["sources"].get(name) == sources[name]
-
-    said = {name: row["rivals"][name] if is_same(name) and name in row["rivals"] else ask(library, name, {}, tape, profile, limit)
-            for name in rivals}
-    own = dict(row["agents"]) if is_same("dqn") else {}
-    own |= {name: ask(library, "dqn", AGENTS[name], tape, profile, limit) for name in agents if name not in own}
-    return {"agents": own, "rivals": said}
+    found = {condition: [row for row in rows if row["condition"] == condition] for condition in CONDITIONS}
+    return {condition: summary(of_condition, trained_on) for condition, of_condition in found.items() if of_condition}
 
 
 if __name__ == "__main__":

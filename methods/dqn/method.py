@@ -7,12 +7,14 @@ maps are dropped and computed again, and a deep Q-network plans which is treated
     play.py          the step itself, stopping where a decision is due
     observation.py   candidates, and what the network sees of each action
     network.py       the Q-network: message passing over the tape, then a score an action
+    algorithms.py    convolution algorithms: by a price of memory before a play, the fastest that fit after it
     training.py      double DQN with replay (torch)
     agent-*.json     trained agents, with how each came about
 
 To plan, the agent plays the step `episodes` times. The first play is the network's own; every other is that of a variant: noise
 is added to the weights of the linear path with which the fastest play so far was made (noise on parameters explores more consistently
-than noise on actions; Plappert et al., ICLR 2018). The fastest play wins.
+than noise on actions; Plappert et al., ICLR 2018). Then it plays the step by other convolution algorithms, those that are cheapest at
+a few prices of memory. The fastest play wins.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ from vramlab.schedule import Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
 
+from .algorithms import Algorithms, at_price, least_seconds, named, of_library, played_by, with_fastest
 from .environment import Freedom, MemoryEnvironment
-from .network import Network, Scorer, fresh_weights
+from .network import Network, Scorer, fresh_weights, step_digest
 from .observation import Observation
 
 UID = "ab404c5fe0dd6719"
-NEEDS = ("timings",)
+NEEDS = ("timings", "variants")
 HERE = Path(__file__).parent
+# The observation's estimate of what a byte costs is rough: algorithms are chosen by it, by less and by more.
+PRICES = (0.25, 1.0, 4.0)
 FREEDOMS = {"both": Freedom(), "swap-only": Freedom(drops=False), "recompute-only": Freedom(swaps=False)}
 
 
@@ -51,6 +56,7 @@ class Options:
     agent: str = "graph"
     weights: str | None = None
     actions: str = "both"
+    algorithms: str = "fastest"
     episodes: int = 8
     sigma: float = 0.7
     epsilon: float = 0.0
@@ -74,6 +80,29 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A step as it is played: by these algorithms, as if they were the library's. What is played is a schedule of `tape`."""
+
+    tape: Tape
+    algorithms: Algorithms
+    environment: MemoryEnvironment
+
+    @classmethod
+    def of(cls, tape: Tape, device: DeviceProfile, freedom: Freedom, algorithms: Algorithms) -> Stage:
+        """The same tape where the algorithms are the library's."""
+        played = tape if algorithms == of_library(tape) else played_by(tape, algorithms)
+        return cls(tape, algorithms, MemoryEnvironment(played, device, freedom))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan and its simulated step."""
+
+    checked: CheckedSchedule
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class DqnPlanner:
     """Plays the step with the agent."""
 
@@ -82,32 +111,66 @@ class DqnPlanner:
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """The fastest of the plays. PlanInfeasible where none keeps the budget, Unsupported where the tape has no op times."""
         check_needs(tape, NEEDS, "dqn")
-        environment = MemoryEnvironment(tape, device, FREEDOMS[self.options.actions])
-        best, best_seconds, stuck_op = None, float("inf"), 0
-        fastest: Scorer | None = None
-        plain_seconds = sum(op.seconds for op in tape.ops)
-        for episode in range(self.options.episodes):
-            agent = self._agent(environment, episode, fastest)
-            checked = self._play(environment, budget, agent)
-            if checked is None:
-                stuck_op = environment.stuck_op
-            else:
-                seconds = simulate(checked, device).metrics.step_seconds
-                if seconds < best_seconds:
-                    best, best_seconds, fastest = checked, seconds, agent.scorer
-            if environment.decisions == 0 or best_seconds <= plain_seconds * (1 + 1e-12):
-                break  # every play is the same, or none can be faster
+        stage = Stage.of(tape, device, FREEDOMS[self.options.actions], of_library(tape))
+        found = [self._search(stage, budget, self.options.episodes)]
+        if self._chooses(tape) and not self._is_least(found[0], tape):
+            found += self._search_at_prices(stage, budget)
+        best = min([play for play in found if play], key=lambda play: play.seconds, default=None)
         if best is not None:
-            return best.schedule
-        # A budget counts as reached when the first play keeps it.
-        raise refusal(lambda at: self._play(environment, at, self._agent(environment, 0)), tape, budget, "dqn", stuck_op)
+            return best.checked.schedule
+        # A budget counts as reached when the first play by the library's algorithms keeps it.
+        raise refusal(lambda at: self._play(stage, at, self._agent(stage.environment, 0)), tape, budget, "dqn", stage.environment.stuck_op)
 
-    def _play(self, environment: MemoryEnvironment, budget: Budget, agent: Agent) -> CheckedSchedule | None:
+    def _search_at_prices(self, library: Stage, budget: Budget) -> list[Found | None]:
+        """One play at each price of memory, then as many as always at the best of them. The price is that of the observation."""
+        tape, environment = library.tape, library.environment
+        prices = [multiple * environment.observer.price for multiple in PRICES]
+        others = dict.fromkeys(algorithms for price in prices if (algorithms := at_price(tape, price)) != library.algorithms)
+        stages = [Stage.of(tape, environment.device, environment.freedom, algorithms) for algorithms in others]
+        firsts = [self._search(stage, budget, 1) for stage in stages]
+        best = min([(play.seconds, i) for i, play in enumerate(firsts) if play], default=None)
+        return firsts if best is None else [*firsts, self._search(stages[best[1]], budget, self.options.episodes)]
+
+    def _search(self, stage: Stage, budget: Budget, episodes: int) -> Found | None:
+        """The fastest of so many plays; None where all got stuck."""
+        best, fastest, fastest_seconds = None, None, float("inf")
+        for episode in range(episodes):
+            agent = self._agent(stage.environment, episode, fastest)
+            checked = self._play(stage, budget, agent)
+            if checked is not None:
+                seconds = simulate(checked, stage.environment.device).metrics.step_seconds
+                if seconds < fastest_seconds:
+                    fastest, fastest_seconds = agent.scorer, seconds
+                play = self._by_algorithms(Found(checked, seconds), stage, budget)
+                best = play if best is None or play.seconds < best.seconds else best
+            if stage.environment.decisions == 0 or self._is_least(best, stage.tape):
+                break  # every play is the same, or none can be faster
+        return best
+
+    def _by_algorithms(self, play: Found, stage: Stage, budget: Budget) -> Found:
+        """With those that there is room for."""
+        if not self._chooses(stage.tape):
+            return play
+        checked = with_fastest(play.checked, budget)
+        return Found(checked, simulate(checked, stage.environment.device).metrics.step_seconds)
+
+    def _chooses(self, tape: Tape) -> bool:
+        return self.options.algorithms == "fastest" and any(op.variants for op in tape.ops)
+
+    def _is_least(self, play: Found | None, tape: Tape) -> bool:
+        """Can no schedule be faster?"""
+        least = least_seconds(tape) if self._chooses(tape) else sum(op.seconds for op in tape.ops)
+        return play is not None and play.seconds <= least * (1 + 1e-12)
+
+    def _play(self, stage: Stage, budget: Budget, agent: Agent) -> CheckedSchedule | None:
         """One step; None where it got stuck."""
+        environment = stage.environment
         observation, _ = environment.reset(budget)
         while observation is not None:
             observation, *_ = environment.step(agent.act(observation))
-        return None if environment.is_stuck else check_schedule(environment.tape, environment.schedule(UID), budget)
+        if environment.is_stuck:
+            return None
+        return check_schedule(stage.tape, named(environment.schedule(UID), stage.tape, stage.algorithms), budget)
 
     def _agent(self, environment: MemoryEnvironment, episode: int, fastest: Scorer | None = None) -> Agent:
         """The first is the network itself; the others are varied from the fastest so far."""
@@ -122,14 +185,16 @@ class DqnPlanner:
     def _scorer(self, environment: MemoryEnvironment) -> Scorer:
         """The network on this tape and device, made once for all plays."""
         if environment.scorer is None:
-            network = load_network(self.options.agent, self.options.weights, environment.tape.digest, self.options.seed)
+            weights = self.options.weights
+            digest = step_digest(environment.tape) if weights and Path(weights).expanduser().is_dir() else ""
+            network = load_network(self.options.agent, weights, digest, self.options.seed)
             environment.scorer = network.for_episode(environment.tape, environment.device, environment.peak_bytes)
         return environment.scorer
 
 
 @cache
 def load_network(agent: str, weights: str | None, digest: str, seed: int) -> Network:
-    """The network that the options name. `weights` is a file, or a folder with one a tape, named by its digest.
+    """The network that the options name. `weights` is a file, or a folder with one a tape, named by its `step_digest`.
 
     Unsupported where it holds none.
     """

@@ -5,8 +5,8 @@ mix of the estimates in the observation. Of these plays the fastest is a demonst
 have to score above all others by a margin (Hester et al., Deep Q-learning from Demonstrations, AAAI 2018), be it the agent's own or a
 guide's. Returns over `n_steps` decisions are bootstrapped with the target network's value of the action that the online network
 prefers. After each round as many updates follow as it had decisions, over `decisions_per_update`. All that is random comes from one
-seed. The state of the training is written now and then, so that it goes on after an interruption; the replay memory is not part of it
-and fills again.
+seed. Between two rounds the state of the training is written now and then, replay memory included: one that was killed goes on from
+there, and ends with the weights of one that was not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from .play import Move
 
 # So many of the guides that won last in a world are what new ones there are varied from.
 GUIDES_KEPT = 6
+MEMORY_COLUMNS = ("mask", "storages", "action", "value", "then", "is_shown")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +88,27 @@ class Progress:
 Episode = list[tuple[Observation, int, float]]  # what was seen, what was done, the reward
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Guide:
     """Fetches when it can, and else takes the least of a mix of columns of the observation; how they are mixed is random.
 
     `costs`: shares of an action's cost over its worth, over its bytes, over bytes and staleness, and over bytes and time until needed.
     """
 
-    def __init__(self, random: np.random.Generator, parent: Guide | None = None) -> None:
-        if parent is None:
-            self.costs = random.dirichlet(np.full(4, 0.5))
-            self.others = random.uniform(0, [1.0, 0.3, 0.3, 0.5]) * [1, 1, random.random() < 0.5, random.random() < 0.5]
-        else:
-            costs = parent.costs * np.exp(0.4 * random.standard_normal(4)) + 0.02 * random.random(4)
-            self.costs, self.others = costs / costs.sum(), parent.others * np.exp(0.4 * random.standard_normal(4))
+    costs: np.ndarray  # float64 [4]
+    others: np.ndarray  # float64 [4]: what closure, need, dependents and staleness count
+
+    @classmethod
+    def fresh(cls, random: np.random.Generator) -> Guide:
+        """One of any preferences."""
+        costs = random.dirichlet(np.full(4, 0.5))
+        return cls(costs, random.uniform(0, [1.0, 0.3, 0.3, 0.5]) * [1, 1, random.random() < 0.5, random.random() < 0.5])
+
+    @classmethod
+    def like(cls, parent: Guide, random: np.random.Generator) -> Guide:
+        """One whose preferences are near to those of another."""
+        costs = parent.costs * np.exp(0.4 * random.standard_normal(4)) + 0.02 * random.random(4)
+        return cls(costs / costs.sum(), parent.others * np.exp(0.4 * random.standard_normal(4)))
 
     def act(self, observation: Observation) -> int:
         """One of the possible actions."""
@@ -142,6 +151,18 @@ class Memory:
         self.next = first + len(episode)
         self.filled = max(self.filled, self.next)
 
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """All that is remembered; of the features only the rows of possible actions, the others are zero."""
+        columns = {name: getattr(self, name)[: self.filled] for name in MEMORY_COLUMNS}
+        return columns | {"rows": self.features[: self.filled][self.mask[: self.filled]], "next": np.array(self.next)}
+
+    def fill(self, arrays: dict[str, np.ndarray]) -> None:
+        """Inverse of `to_arrays`, of a memory in which nothing is yet."""
+        self.filled, self.next = len(arrays["mask"]), int(arrays["next"])
+        for name in MEMORY_COLUMNS:
+            getattr(self, name)[: self.filled] = arrays[name]
+        self.features[: self.filled][self.mask[: self.filled]] = arrays["rows"]
+
     def draw(self, count: int, random: np.random.Generator) -> np.ndarray:
         """Of what is remembered: half from all, half from the demonstrations, where there are any."""
         shown = np.flatnonzero(self.is_shown[: self.filled])
@@ -176,27 +197,31 @@ class Trainer:
         self.random = np.random.default_rng(settings.seed)
         self._set_weights(fresh_weights(settings.kind, settings.seed))
         self.best = self.weights_as_arrays()
+        self.kept_decisions = 0  # of the state on disk
         self._resume()
 
     # --- the loop ----------------------------------------------------------------------------------------------------------
     def train(self, on_progress: Callable[[Progress], None] = lambda progress: None, *, until_seconds: float = float("inf"),
               save_every_seconds: float = 20.0) -> Network:
-        """To the end of the decisions, or until so many seconds of wall clock have gone. Returns the best network so far."""
+        """To the end of the decisions, or until so many seconds of wall clock have gone. Returns the best network so far.
+
+        The state is written after each evaluation, and else every so many seconds, always between two rounds: what a round that is
+        interrupted has done is lost, and is done again in the same way.
+        """
         started, saved, used = time.monotonic(), time.monotonic(), time.process_time()
-        try:
-            while self.progress.decisions < self.settings.decisions and time.monotonic() - started < until_seconds:
-                self._round()
-                self.progress.seconds, used = self.progress.seconds + time.process_time() - used, time.process_time()
-                if self.progress.decisions >= len(self.progress.curve) * self.settings.evaluate_every:
-                    self._evaluate()
-                on_progress(self.progress)
-                if time.monotonic() - saved > save_every_seconds:
-                    self.save()
-                    saved = time.monotonic()
-            if not self.progress.curve or self.progress.curve[-1]["decisions"] < self.progress.decisions:
+        while self.progress.decisions < self.settings.decisions and time.monotonic() - started < until_seconds:
+            self._round()
+            self.progress.seconds, used = self.progress.seconds + time.process_time() - used, time.process_time()
+            is_due = self.progress.decisions >= len(self.progress.curve) * self.settings.evaluate_every
+            if is_due:
                 self._evaluate()
-        finally:
-            self.save()
+            if is_due or time.monotonic() - saved > save_every_seconds:
+                self.save()
+                saved = time.monotonic()
+            on_progress(self.progress)
+        if not self.progress.curve or self.progress.curve[-1]["decisions"] < self.progress.decisions:
+            self._evaluate()
+        self.save()
         return self.network()
 
     @property
@@ -243,7 +268,8 @@ class Trainer:
     def _draw_guides(self, world: int) -> list[Guide]:
         """Every other one resembles one that lately won in this world, where there is one."""
         parents, random = [None, *self.winners[world]], self.random
-        return [Guide(random, parents[int(random.integers(len(parents)))] if i % 2 else None) for i in range(self.settings.guides)]
+        drawn = [parents[int(random.integers(len(parents)))] if i % 2 else None for i in range(self.settings.guides)]
+        return [Guide.fresh(random) if parent is None else Guide.like(parent, random) for parent in drawn]
 
     def _play(self, world: int, budget: Budget, act: Callable[[Observation], int]) -> tuple[float, Episode]:
         """(seconds added, infinite where the step got stuck; the decisions)."""
@@ -352,15 +378,25 @@ class Trainer:
         return json.loads(json.dumps({"settings": asdict(self.settings), "worlds": worlds}, default=str))
 
     def save(self) -> None:
-        """Weights, optimizer, random state and progress, in one file that is replaced whole; the curve beside it as CSV."""
+        """All that the next round depends on, in one file that is replaced whole; the curve beside it as CSV.
+
+        A training that has ended leaves out its memories: nothing will be learned from them.
+        """
+        has_ended = self.progress.decisions >= self.settings.decisions
+        memories = [] if has_ended else [self._tensors(memory.to_arrays()) for memory in self.memories]
         self.folder.mkdir(parents=True, exist_ok=True)
         body = {"key": self._key(), "online": self.online, "target": self.target, "optimizer": self.optimizer.state_dict(),
-                "best": {name: self.torch.from_numpy(w) for name, w in self.best.items()}, "progress": asdict(self.progress),
-                "random": json.dumps(self.random.bit_generator.state)}
+                "best": self._tensors(self.best), "progress": asdict(self.progress),
+                "random": json.dumps(self.random.bit_generator.state), "memories": memories,
+                "winners": [[self._tensors(asdict(guide)) for guide in guides] for guides in self.winners]}
         part = self.folder / ".training.pt.part"
         self.torch.save(body, part)
         part.replace(self.folder / "training.pt")
         write_atomically(self.folder / "curve.csv", curve_csv(self.progress.curve))
+        self.kept_decisions = self.progress.decisions
+
+    def _tensors(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        return {name: self.torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def _resume(self) -> None:
         path = self.folder / "training.pt"
@@ -373,7 +409,11 @@ class Trainer:
         self.target = body["target"]
         self.optimizer.load_state_dict(body["optimizer"])
         self.best = {name: w.numpy() for name, w in body["best"].items()}
+        for memory, tensors in zip(self.memories, body["memories"]):
+            memory.fill({name: tensor.numpy() for name, tensor in tensors.items()})
+        self.winners = [[Guide(guide["costs"].numpy(), guide["others"].numpy()) for guide in guides] for guides in body["winners"]]
         self.progress = Progress(**body["progress"])
+        self.kept_decisions = self.progress.decisions
         self.random.bit_generator.state = json.loads(body["random"])
 
 

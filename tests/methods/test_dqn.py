@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import heapq
 import json
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-from contract import DEVICE, plain_peak
+from contract import DEVICE, TAPES, plain_peak
+from oracle import Machine, ScheduleWriter
 from tapes import TOYS, StepBuilder
 
 from vramlab.check import check_schedule
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible, Unsupported
+from vramlab.errors import PlanInfeasible, ScheduleError, Unsupported
 from vramlab.liveness import lower_bound_bytes
 from vramlab.planner import UNLIMITED, Budget
+from vramlab.schedule import Compute, Recompute, Schedule
 from vramlab.simulate import simulate
-from vramlab.tape import Tape
+from vramlab.tape import Op, Tape, Variant
 
 METHOD = Library([built_in_collection()]).method("dqn")
 CODE = METHOD.load()
 ENVIRONMENT = sys.modules[f"{CODE.__package__}.environment"]
+ALGORITHMS = sys.modules[f"{CODE.__package__}.algorithms"]
 NETWORK = sys.modules[f"{CODE.__package__}.network"]
 
 
@@ -168,6 +176,128 @@ def test_small_steps_are_within_5_percent_of_the_fastest_plan(name):
     assert judged, "no budget of these presses"
 
 
+# --- algorithms -----------------------------------------------------------------------------------------------------------
+def variants_of(op: Op) -> tuple[Variant, ...]:
+    """Of a convolution: the faster, the more bytes it takes inside; and one that is slower and leaner than the library's."""
+    if not op.target.startswith("aten.convolution"):
+        return ()
+    seconds = 0.1 * (op.id % 3)  # so that no two ops have the same to gain
+    return (Variant("slow", 1.5 * op.seconds, 0), Variant("quick", (0.7 + seconds) * op.seconds, 400),
+            Variant("quickest", (0.3 + seconds) * op.seconds, 1200))
+
+
+def with_toy_variants(tape: Tape) -> Tape:
+    """Each convolution needs 100 bytes inside by the library's own choice."""
+    spaces = [100 if op.target.startswith("aten.convolution") else op.workspace_bytes for op in tape.ops]
+    return tape.with_costs([op.seconds for op in tape.ops], spaces).with_variants([variants_of(op) for op in tape.ops])
+
+
+def named(schedule: Schedule, assignment: dict[int, str | None]) -> Schedule:
+    """With these algorithms, one an op."""
+    def is_named(i) -> bool:
+        return isinstance(i, Compute | Recompute) and i.op in assignment
+
+    return replace(schedule, instructions=tuple(replace(i, variant=assignment[i.op]) if is_named(i) else i for i in schedule.instructions))
+
+
+def peak_by_machine(tape: Tape, schedule: Schedule) -> int:
+    """By the symbolic machine, which shares no code with planner, checker and simulator."""
+    machine = Machine(tape)
+    peak = machine.device_bytes
+    for instruction in schedule.instructions:
+        machine.step(instruction)
+        peak = max(peak, machine.inner_peak)
+    machine.finish()
+    return peak
+
+
+def fastest_assignment(tape: Tape, schedule: Schedule, budget: int) -> tuple[float, int]:
+    """Every assignment of algorithms to a fixed schedule is tried: seconds of the fastest that fits, and how many do not fit."""
+    ops = [op for op in tape.ops if op.variants]
+    best, beyond = float("inf"), 0
+    for names in product(*([None, *(v.name for v in op.variants)] for op in ops)):
+        tried = named(schedule, dict(zip([op.id for op in ops], names)))
+        if peak_by_machine(tape, tried) > budget:
+            beyond += 1
+        else:
+            best = min(best, simulate(check_schedule(tape, tried), DEVICE).metrics.step_seconds)
+    return best, beyond
+
+
+def two_convolutions() -> Tape:
+    return with_toy_variants(two_convolutions_and_relu())
+
+
+def test_no_assignment_of_algorithms_to_the_schedule_is_faster():
+    tape, seen = two_convolutions(), set()
+    for share in (1.0, 0.92, 0.86):
+        budget = Budget(device_bytes=int(share * plain_peak(tape)))
+        played = METHOD.build(algorithms="library", episodes=1).plan(tape, DEVICE, budget)
+        found = ALGORITHMS.with_fastest(check_schedule(tape, played), budget)
+        seconds = simulate(found, DEVICE).metrics.step_seconds
+        fastest, beyond = fastest_assignment(tape, played, budget.device_bytes)
+        assert seconds == pytest.approx(fastest) and peak_by_machine(tape, found.schedule) <= budget.device_bytes
+        chosen = {i.op: i.variant for i in found.schedule.instructions if isinstance(i, Compute)}
+        assert found.schedule == named(played, chosen), "all runs of an op take the same"
+        seen |= {*chosen.values()}
+        assert beyond, "everything fits: the budget decides nothing"
+        worse = named(found.schedule, {next(op.id for op in tape.ops if op.variants): "slow"})
+        assert simulate(check_schedule(tape, worse), DEVICE).metrics.step_seconds > fastest, "the oracle lets a slower one pass"
+    assert len(seen) > 2, f"too easy: {seen}"
+
+
+def test_random_schedules_get_no_faster_assignment_either():
+    """Recomputes of convolutions, duplicates and copies as no planner would order them."""
+    tape, random, recomputed = two_convolutions(), Random(0), 0
+    for _ in range(6):
+        writer = ScheduleWriter(tape, random)
+        plain = named(Schedule(instructions=writer.write(), tape_digest=tape.digest), {op.id: None for op in tape.ops if op.variants})
+        checked = check_schedule(tape, plain)
+        budget = Budget(device_bytes=checked.peak_bytes + random.choice([0, 200, 500]))
+        found = ALGORITHMS.with_fastest(checked, budget)
+        fastest, _ = fastest_assignment(tape, plain, budget.device_bytes)
+        assert simulate(found, DEVICE).metrics.step_seconds == pytest.approx(fastest)
+        recomputed += sum(isinstance(i, Recompute) and bool(tape.ops[i.op].variants) for i in plain.instructions)
+    assert recomputed, "no convolution runs twice in any of them"
+
+
+def test_a_byte_less_and_the_chosen_algorithms_no_longer_fit():
+    tape = two_convolutions()
+    budget = Budget(device_bytes=int(0.9 * plain_peak(tape)))
+    checked = check_schedule(tape, METHOD.build().plan(tape, DEVICE, budget), budget)
+    tight = Budget(device_bytes=checked.peak_bytes - 1)
+    with pytest.raises(ScheduleError, match="device-budget"):
+        check_schedule(tape, checked.schedule, tight)
+    at_peak = checked.schedule.instructions[checked.peak_instruction]
+    leaner = ALGORITHMS.with_fastest(check_schedule(tape, named(checked.schedule, {op.id: None for op in tape.ops if op.variants})), tight)
+    assert leaner.peak_bytes < checked.peak_bytes and leaner.schedule.instructions[checked.peak_instruction] != at_peak
+
+
+@pytest.mark.parametrize("toy", ["chain", "long_chain", "residual", "skip"])
+def test_choosing_algorithms_never_makes_a_step_slower(toy):
+    tape, gained = with_toy_variants(TAPES[toy]()), 0
+    for share in (1.0, 0.85, 0.7, 0.6):
+        budget = int(share * plain_peak(tape))
+        try:
+            library = step_seconds(tape, budget, algorithms="library")
+        except PlanInfeasible:
+            continue
+        fastest = step_seconds(tape, budget)
+        assert fastest <= library
+        gained += fastest < library
+    assert gained
+
+
+def test_the_library_option_names_no_algorithm():
+    tape = two_convolutions()
+    budget = Budget(device_bytes=int(0.86 * plain_peak(tape)))
+    schedule = METHOD.build(algorithms="library").plan(tape, DEVICE, budget)
+    assert not any(i.variant for i in schedule.instructions if isinstance(i, Compute | Recompute))
+    bare = tape.with_variants([()] * len(tape.ops))
+    plans = [METHOD.build(algorithms=name).plan(bare, DEVICE, budget) for name in ("library", "fastest")]
+    assert plans[0] == plans[1]
+
+
 # --- the environment ------------------------------------------------------------------------------------------------------
 def environment(toy: str = "long_chain", **options):
     return ENVIRONMENT.MemoryEnvironment(TOYS[toy](), DEVICE, **options)
@@ -296,21 +426,95 @@ def test_a_training_gets_better_and_repeats_by_its_seed(tmp_path):
     assert first.progress.best_cost < untrained.progress.best_cost and (tmp_path / "a" / "curve.csv").is_file()
 
 
-def test_an_interrupted_training_goes_on(tmp_path):
+def rows_of(curve: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Without the processor time, which is another each time."""
+    return [{name: value for name, value in row.items() if name != "processor_seconds"} for row in curve]
+
+
+def assert_same(one, other) -> None:
+    """Two agents with the same weights after the same training."""
+    assert one.weights.keys() == other.weights.keys()
+    assert all((one.weights[name] == w).all() for name, w in other.weights.items()), "other weights"
+    assert rows_of(one.trained["curve"]) == rows_of(other.trained["curve"])
+    assert [one.trained[name] for name in ("decisions", "episodes")] == [other.trained[name] for name in ("decisions", "episodes")]
+
+
+def is_same(one, other) -> bool:
+    """Have two agents all weights in common?"""
+    return all((one.weights[name] == w).all() for name, w in other.weights.items())
+
+
+LONG = {"decisions": 900}
+
+
+def interrupted(folder: Path) -> None:
+    """A LONG training, stopped at more than half; the state on disk is of the last evaluation or later."""
     def interrupt(progress):
-        if progress.decisions > 150:
+        if progress.decisions > 500:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path).train(interrupt)
-    again = trainer(tmp_path)
-    done = again.progress.decisions
-    assert 150 < done < 400
-    again.train()
-    assert again.progress.decisions >= 400
-    curve = (tmp_path / "curve.csv").read_text()
-    trainer(tmp_path).train()
-    assert (tmp_path / "curve.csv").read_text() == curve, "a training that has ended learns nothing more"
+        trainer(folder, **LONG).train(interrupt)
+
+
+def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
+    whole = trainer(tmp_path / "whole", **LONG).train()
+    interrupted(tmp_path / "cut")
+    again = trainer(tmp_path / "cut", **LONG)
+    assert 400 <= again.progress.decisions < 900 and again.kept_decisions == again.progress.decisions
+    assert_same(again.train(), whole)
+    curve = (tmp_path / "cut" / "curve.csv").read_text()
+    trainer(tmp_path / "cut", **LONG).train()
+    assert (tmp_path / "cut" / "curve.csv").read_text() == curve, "a training that has ended learns nothing more"
+
+
+def test_a_training_that_forgets_its_memory_would_end_otherwise(tmp_path):
+    """The control: of the state on disk nothing is idle."""
+    whole = trainer(tmp_path / "whole", **LONG).train()
+    interrupted(tmp_path / "cut")
+    again = trainer(tmp_path / "cut", **LONG)
+    assert again.memories[0].filled
+    again.memories[0].filled = again.memories[0].next = 0
+    assert not is_same(again.train(), whole)
+
+
+def killed_once(command: list[str], folder: Path, rows: int) -> None:
+    """Run a training, kill it with SIGKILL once its curve has so many rows, and run it to its end."""
+    curve = folder / "curve.csv"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (curve.is_file() and len(curve.read_text().splitlines()) > rows):
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "it had ended before it could be killed"
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_killed_training_ends_as_one_that_was_not(tmp_path):
+    code = "import sys; sys.path[:0] = sys.argv[2:]; from test_dqn import LONG, Path, trainer; trainer(Path(sys.argv[1]), **LONG).train()"
+    here = Path(__file__).parent
+    killed_once([sys.executable, "-c", code, str(tmp_path / "cut"), str(here), str(here.parent)], tmp_path / "cut", rows=2)
+    assert_same(trainer(tmp_path / "cut", **LONG).network(), trainer(tmp_path / "whole", **LONG).train())
+
+
+@pytest.mark.slow
+def test_train_dqn_killed_and_called_again_ends_as_one_that_was_not(tmp_path):
+    def command(name: str) -> list[str]:
+        words = ["--model", "resnet8-digits", "--batch", "16", "--steps", "3000", "--output", str(tmp_path / name)]
+        return [sys.executable, "-m", "vramlab", "train", "dqn", *words]
+
+    killed_once(command("cut"), tmp_path / "cut", rows=2)
+    subprocess.run(command("whole"), check=True, stdout=subprocess.DEVNULL)
+    cut, whole = (NETWORK.Network.load(tmp_path / name / "agent.json") for name in ("cut", "whole"))
+    assert_same(cut, whole)
+    assert whole.trained["curve"][-1]["decisions"] >= 3000
+
+
+def test_weights_trained_for_a_step_are_found_whatever_its_algorithms(tmp_path):
+    tape = two_convolutions()
+    bare = tape.with_variants([()] * len(tape.ops))
+    NETWORK.Network("graph", NETWORK.fresh_weights("graph", 3), {}).save(tmp_path / f"{NETWORK.step_digest(bare)}.json")
+    budget = Budget(device_bytes=int(0.86 * plain_peak(tape)))
+    assert bare.digest != tape.digest and METHOD.build(weights=str(tmp_path)).plan(tape, DEVICE, budget).tape_digest == tape.digest
 
 
 def test_another_training_neither_goes_on_from_one_nor_overwrites_it(tmp_path):

@@ -35,7 +35,8 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
     if not device.startswith("sim:"):
         raise WorkflowError(f"--device {device}: the agent learns on the simulator; write for example sim:v100-32gb")
     library = Library(find_collections(extra))
-    training = library.method("dqn").load().training()
+    code = library.method("dqn").load()
+    training = code.training()
     name = device.removeprefix("sim:")
     if name not in known_profiles():
         known = known_profiles()
@@ -56,9 +57,9 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
             agent = trainer.train(lambda progress: advance(progress.decisions, _said(progress)),
                                   until_seconds=60 * (minutes or DEFAULT_MINUTES) if steps is None else float("inf"))
     except KeyboardInterrupt:
-        print(f"Interrupted after {trainer.progress.decisions:,} decisions; the same command goes on.", file=sys.stderr)
+        print(f"Interrupted; {trainer.kept_decisions:,} decisions are kept, from which the same command goes on.", file=sys.stderr)
         return 130
-    path = cache_dir() / "dqn" / profile.name / f"{tape.digest}.json"
+    path = cache_dir() / "dqn" / profile.name / f"{code.step_digest(tape)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     for place in (path, folder / "agent.json"):
         agent.save(place)
