@@ -154,11 +154,11 @@ class Memory:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """All that is remembered; of the features only the rows of possible actions, the others are zero."""
         columns = {name: getattr(self, name)[: self.filled] for name in MEMORY_COLUMNS}
-        return columns | {"rows": self.features[: self.filled][self.mask[: self.filled]], "next": np.array(self.next)}
+        return columns | {"rows": self.features[: self.filled][self.mask[: self.filled]], "next": np.array([self.next])}
 
     def fill(self, arrays: dict[str, np.ndarray]) -> None:
         """Inverse of `to_arrays`, of a memory in which nothing is yet."""
-        self.filled, self.next = len(arrays["mask"]), int(arrays["next"])
+        self.filled, self.next = len(arrays["mask"]), int(arrays["next"][0])
         for name in MEMORY_COLUMNS:
             getattr(self, name)[: self.filled] = arrays[name]
         self.features[: self.filled][self.mask[: self.filled]] = arrays["rows"]
