@@ -55,6 +55,8 @@ class Observer:
         self.own = np.array([0.0 if p is None else self.seconds[p] for p in tape.producer])
         self.copy_in = device.copy_seconds(0, to_host=False) + play.nbytes / device.h2d_bytes_per_second
         self.copy_out = device.copy_seconds(0, to_host=True) + play.nbytes / device.d2h_bytes_per_second
+        self._until, self._own, self._copy_in = self.until_op.tolist(), self.own.tolist(), self.copy_in.tolist()  # one by one
+        self._nbytes = play.nbytes.tolist()
         self.bytes = float(max(play.budget.device_bytes, 1))
         fixed = sum(s.nbytes for s in tape.storages if s.at_start and s.at_end)
         moving = play.facts.there_from >= 0
@@ -170,7 +172,7 @@ class Observer:
     def _global(self, question: Question, forecast: np.ndarray) -> list[float]:
         play, T = self.play, self.step_seconds
         self._away = np.array(sorted(play.on_host), np.int64)
-        self._away_need = self.until_op[play.next_need[self._away]]
+        self._away_need, self._away_in = self.until_op[play.next_need[self._away]], self.copy_in[self._away]
         excess = float(max(forecast.max(initial=0) - play.budget.device_bytes, 0))
         is_over = np.flatnonzero(forecast > play.budget.device_bytes)
         over_until = self.until_op[play.next_op + int(is_over[-1]) + 1] if len(is_over) else self.until_op[play.next_op]
@@ -185,17 +187,18 @@ class Observer:
         ]
 
     def _local(self, s: int, question: Question, forecast: np.ndarray) -> list[float]:
-        play, T, nbytes = self.play, self.step_seconds, float(self.play.nbytes[s])
+        play, T, nbytes = self.play, self.step_seconds, float(self._nbytes[s])
         first, need_op = play.next_op, min(int(play.next_need[s]), play.facts.end)
-        now, need = self.until_op[first], self.until_op[need_op]
-        over = self._over_with(int(play.nbytes[s]), forecast)
-        behind_last = int(np.searchsorted(over, need_op - first))
-        back_from = self.until_op[first + int(over[behind_last - 1]) + 1] if behind_last else now
+        now, need = self._until[first], self._until[need_op]
+        over = self._over_with(self._nbytes[s], forecast)
+        behind_last = int(over.searchsorted(need_op - first))
+        back_from = self._until[first + int(over[behind_last - 1]) + 1] if behind_last else now
         window = max(0.0, need - back_from)
-        ahead = float(self.copy_in[self._away[(self._away_need > back_from) & (self._away_need <= need)]].sum())
-        behind = float(self.copy_in[self._away[self._away_need > need]].sum())
-        out = 0.0 if s in self._away else max(0.0, play.out_end_seconds(s) - play.clock_seconds)
-        back = max(0.0, float(self.copy_in[s]) + ahead - window)
+        is_behind = self._away_need > need
+        ahead = float(self._away_in[(self._away_need > back_from) & ~is_behind].sum())
+        behind = float(self._away_in[is_behind].sum())
+        out = 0.0 if s in play.on_host else max(0.0, play.out_end_seconds(s) - play.clock_seconds)
+        back = max(0.0, self._copy_in[s] + ahead - window)
         closure, marginal, length, dependents = self._recompute(s)
         neighbourhood = closure + self._later_seconds(s)
         made_by = play.tape.producer[s]
@@ -204,10 +207,10 @@ class Observer:
         return [
             nbytes / self.room, _log(nbytes, self.room), float(nbytes >= question.short_bytes), _log(useful, self.room),
             (need - now) / T, _log(need - now, T), (need_op - first) / play.facts.end, need / T,
-            (play.clock_seconds - float(play.last_access_seconds[s])) / T, self.until_op[made_by] / T, float(play.has_host_copy(s)),
-            out / T, _log(out, T), back / T, _log(back, T), window / T, ahead / T, behind / T, float(self.copy_in[s]) / T,
-            closure / T, _log(closure, T), marginal / T, _log(marginal, T), float(self.own[s]) / T, length / 16.0, min(dependents, 8) / 8.0,
-            _ratio(out + back, worth), _ratio(marginal, worth), _ratio(closure, worth), _ratio(float(self.copy_in[s]), worth),
+            (play.clock_seconds - float(play.last_access_seconds[s])) / T, self._until[made_by] / T, float(play.has_host_copy(s)),
+            out / T, _log(out, T), back / T, _log(back, T), window / T, ahead / T, behind / T, self._copy_in[s] / T,
+            closure / T, _log(closure, T), marginal / T, _log(marginal, T), self._own[s] / T, length / 16.0, min(dependents, 8) / 8.0,
+            _ratio(out + back, worth), _ratio(marginal, worth), _ratio(closure, worth), _ratio(self._copy_in[s], worth),
             float(len(play.facts.needed_at[s]) > 1),
             log(self._stale_now[s] / T) / WIDE, log(max(need - now, 1e-4 * T) / T) / WIDE, log(max(nbytes, 1.0) / self.room) / WIDE,
             _wide_ratio(out + back, self.price * nbytes), _wide_ratio(marginal, self.price * nbytes),
@@ -252,8 +255,12 @@ class Observer:
             if op == made_by or not any(last_use[s] >= play.next_op and residency[s] is ABSENT for s in tape.creates[op]):
                 marginal += seconds
             stack += [tape.producer[s] for s in tape.reads[op] if residency[s] is ABSENT]
-        dependents = sum(residency[out] is ABSENT and last_use[out] >= play.next_op
-                         for reader in tape.readers[storage] if reader < play.next_op for out in tape.creates[reader])
+        dependents = 0
+        for reader in tape.readers[storage]:
+            if reader >= play.next_op:
+                break
+            for out in tape.creates[reader]:
+                dependents += residency[out] is ABSENT and last_use[out] >= play.next_op
         return total, marginal, len(seen), dependents
 
 
@@ -264,7 +271,9 @@ class Observer:
         stack, seen, total = [storage], set(), 0.0
         while stack and len(seen) < 64:
             for reader in tape.readers[stack.pop()]:
-                if reader < play.next_op and reader not in seen:
+                if reader >= play.next_op:
+                    break
+                if reader not in seen:
                     absent = [s for s in tape.creates[reader] if residency[s] is ABSENT and last_use[s] >= play.next_op]
                     if absent:
                         seen.add(reader)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from heapq import nsmallest
 
 import numpy as np
 
@@ -144,11 +145,17 @@ class Play(Rollout):
 
     def _fetchable(self) -> tuple[int, ...]:
         """The soonest needed of what is on the host, as far as each fits at every op until it is used."""
-        waiting = [s for s in self.on_host if self.next_need[s] > self.next_op]
+        room = self.budget.device_bytes - self.live_bytes
+        if min(self._bytes[s] for s in self.on_host) > room:
+            return ()
+        need, first = self.next_need, self.next_op
+        waiting = [(int(need[s]), s) for s in self.on_host]
         found = []
-        for s in sorted(waiting, key=lambda s: (int(self.next_need[s]), s))[:PREFETCH_CHOICES]:
+        for _, s in nsmallest(PREFETCH_CHOICES, [pair for pair in waiting if pair[0] > first]):
+            if self._bytes[s] > room:
+                continue
             forecast = self.forecast_bytes(min(int(self.next_need[s]), self.facts.end))
-            if max(int(forecast.max(initial=0)), self.live_bytes) + self._bytes[s] <= self.budget.device_bytes:
+            if int(forecast.max(initial=0)) + self._bytes[s] <= self.budget.device_bytes:
                 found.append(s)
         return tuple(found)
 
