@@ -13,13 +13,13 @@ maps are dropped and computed again, and a deep Q-network plans which is treated
 
 To plan, the agent plays the step `episodes` times. The first play is the network's own; every other is that of a variant: noise
 is added to the weights of the linear path with which the fastest play so far was made (noise on parameters explores more consistently
-than noise on actions; Plappert et al., ICLR 2018). Then it plays the step by other convolution algorithms, those that are cheapest at
-a few prices of memory. The fastest play wins.
+than noise on actions; Plappert et al., ICLR 2018). Then the variant of the fastest play plays the step by other convolution algorithms,
+those that are cheapest at a few prices of memory. The fastest play wins.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -96,10 +96,21 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan and its simulated step."""
+    """A play, its simulated step, and the network that played it; none where the agent is random."""
 
     checked: CheckedSchedule
+    device: DeviceProfile
     seconds: float
+    scorer: Scorer | None
+
+    @classmethod
+    def of(cls, checked: CheckedSchedule, device: DeviceProfile, scorer: Scorer | None) -> Found:
+        """Simulated."""
+        return cls(checked, device, simulate(checked, device).metrics.step_seconds, scorer)
+
+
+def _faster(one: Found | None, other: Found) -> Found:
+    return other if one is None or other.seconds < one.seconds else one
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,47 +123,46 @@ class DqnPlanner:
         """The fastest of the plays. PlanInfeasible where none keeps the budget, Unsupported where the tape has no op times."""
         check_needs(tape, NEEDS, "dqn")
         stage = Stage.of(tape, device, FREEDOMS[self.options.actions], of_library(tape))
-        found = [self._search(stage, budget, self.options.episodes)]
+        found = [self._search(stage, budget)]
         if self._chooses(tape) and not self._is_least(found[0], tape):
-            found += self._search_at_prices(stage, budget)
+            found += self._at_prices(stage, budget, found[0])
         best = min([play for play in found if play], key=lambda play: play.seconds, default=None)
         if best is not None:
             return best.checked.schedule
         # A budget counts as reached when the first play by the library's algorithms keeps it.
-        raise refusal(lambda at: self._play(stage, at, self._agent(stage.environment, 0)), tape, budget, "dqn", stage.environment.stuck_op)
+        raise refusal(lambda at: self._first_play(stage, at), tape, budget, "dqn", stage.environment.stuck_op)
 
-    def _search_at_prices(self, library: Stage, budget: Budget) -> list[Found | None]:
-        """One play at each price of memory, then as many as always at the best of them. The price is that of the observation."""
-        tape, environment = library.tape, library.environment
-        prices = [multiple * environment.observer.price for multiple in PRICES]
-        others = dict.fromkeys(algorithms for price in prices if (algorithms := at_price(tape, price)) != library.algorithms)
-        stages = [Stage.of(tape, environment.device, environment.freedom, algorithms) for algorithms in others]
-        firsts = [self._search(stage, budget, 1) for stage in stages]
-        best = min([(play.seconds, i) for i, play in enumerate(firsts) if play], default=None)
-        return firsts if best is None else [*firsts, self._search(stages[best[1]], budget, self.options.episodes)]
+    def _first_play(self, stage: Stage, budget: Budget) -> CheckedSchedule | None:
+        play = self._play(stage, budget, self._agent(stage.environment, 0))
+        return None if play is None else play.checked
 
-    def _search(self, stage: Stage, budget: Budget, episodes: int) -> Found | None:
-        """The fastest of so many plays; None where all got stuck."""
-        best, fastest, fastest_seconds = None, None, float("inf")
-        for episode in range(episodes):
-            agent = self._agent(stage.environment, episode, fastest)
-            checked = self._play(stage, budget, agent)
-            if checked is not None:
-                seconds = simulate(checked, stage.environment.device).metrics.step_seconds
-                if seconds < fastest_seconds:
-                    fastest, fastest_seconds = agent.scorer, seconds
-                play = self._by_algorithms(Found(checked, seconds), stage, budget)
-                best = play if best is None or play.seconds < best.seconds else best
+    def _search(self, stage: Stage, budget: Budget) -> Found | None:
+        """The fastest of all episodes, by the algorithms that fit then; None where all got stuck."""
+        best, varied, varied_seconds = None, None, float("inf")
+        for episode in range(self.options.episodes):
+            play = self._play(stage, budget, self._agent(stage.environment, episode, varied))
+            if play is not None:
+                if play.seconds < varied_seconds:
+                    varied, varied_seconds = play.scorer, play.seconds
+                best = _faster(best, self._by_algorithms(play, budget))
             if stage.environment.decisions == 0 or self._is_least(best, stage.tape):
                 break  # every play is the same, or none can be faster
         return best
 
-    def _by_algorithms(self, play: Found, stage: Stage, budget: Budget) -> Found:
+    def _at_prices(self, library: Stage, budget: Budget, found: Found | None) -> list[Found]:
+        """A play at each price of memory, with the network as it was in the fastest play. The price is that of the observation."""
+        tape, environment = library.tape, library.environment
+        prices = [multiple * environment.observer.price for multiple in PRICES]
+        others = dict.fromkeys(algorithms for price in prices if (algorithms := at_price(tape, price)) != library.algorithms)
+        stages = [Stage.of(tape, environment.device, environment.freedom, algorithms) for algorithms in others]
+        plays = [self._play(stage, budget, self._agent_like(found, stage.environment)) for stage in stages]
+        return [self._by_algorithms(play, budget) for play in plays if play is not None]
+
+    def _by_algorithms(self, play: Found, budget: Budget) -> Found:
         """With those that there is room for."""
-        if not self._chooses(stage.tape):
+        if not self._chooses(play.checked.tape):
             return play
-        checked = with_fastest(play.checked, budget)
-        return Found(checked, simulate(checked, stage.environment.device).metrics.step_seconds)
+        return Found.of(with_fastest(play.checked, budget), play.device, play.scorer)
 
     def _chooses(self, tape: Tape) -> bool:
         return self.options.algorithms == "fastest" and any(op.variants for op in tape.ops)
@@ -162,7 +172,7 @@ class DqnPlanner:
         least = least_seconds(tape) if self._chooses(tape) else sum(op.seconds for op in tape.ops)
         return play is not None and play.seconds <= least * (1 + 1e-12)
 
-    def _play(self, stage: Stage, budget: Budget, agent: Agent) -> CheckedSchedule | None:
+    def _play(self, stage: Stage, budget: Budget, agent: Agent) -> Found | None:
         """One step; None where it got stuck."""
         environment = stage.environment
         observation, _ = environment.reset(budget)
@@ -170,7 +180,10 @@ class DqnPlanner:
             observation, *_ = environment.step(agent.act(observation))
         if environment.is_stuck:
             return None
-        return check_schedule(stage.tape, named(environment.schedule(UID), stage.tape, stage.algorithms), budget)
+        played = environment.schedule(UID)
+        if environment.tape is not stage.tape:
+            played = named(played, stage.tape, stage.algorithms)
+        return Found.of(check_schedule(stage.tape, played, budget), environment.device, agent.scorer)
 
     def _agent(self, environment: MemoryEnvironment, episode: int, fastest: Scorer | None = None) -> Agent:
         """The first is the network itself; the others are varied from the fastest so far."""
@@ -181,6 +194,13 @@ class DqnPlanner:
         if episode == 0:
             return Agent(scorer, 0.0, random)
         return Agent((fastest or scorer).varied(self.options.sigma, random), self.options.epsilon, random)
+
+    def _agent_like(self, found: Found | None, environment: MemoryEnvironment) -> Agent:
+        """The network as it was in that play, on another step."""
+        agent = self._agent(environment, 0)
+        if agent.scorer is None or found is None:
+            return agent
+        return Agent(replace(agent.scorer, tilt=found.scorer.tilt), agent.epsilon, agent.random)
 
     def _scorer(self, environment: MemoryEnvironment) -> Scorer:
         """The network on this tape and device, made once for all plays."""
