@@ -12,7 +12,7 @@ from typing import Any
 
 from vramlab.check import CheckedSchedule
 from vramlab.layers import feature_extraction, layers_of
-from vramlab.schedule import Compute, Free, Instruction, Prefetch, Recompute
+from vramlab.live_bytes import Residents
 from vramlab.tape import Role, Storage, Tape
 
 MOST_LAYERS = 20  # that a record names; the others are one sum
@@ -70,15 +70,15 @@ def feature_bytes_at_peak(checked: CheckedSchedule) -> int:
 def _held_at_peak(checked: CheckedSchedule) -> tuple[list[Storage], int | None, int | None]:
     """Live storages by id, the op that runs, and the last that ran before it."""
     tape, at, instructions = checked.tape, checked.peak_instruction, checked.schedule.instructions
-    live, ran = {s.id for s in tape.storages if s.at_start}, None
+    residents, ran = Residents(tape), None
     for instruction in instructions[:at]:
-        _apply(tape, instruction, live)
+        residents.apply(instruction)
         ran = getattr(instruction, "op", ran)
     op = getattr(instructions[at], "op", None) if instructions else None
-    before = sum(tape.storages[s].nbytes for s in live)
+    before = sum(tape.storages[s].nbytes for s in residents.device)
     if before < checked.peak_bytes:  # the peak stands inside this instruction, not before it
-        _apply(tape, instructions[at], live)
-    return [tape.storages[s] for s in sorted(live)], op, ran
+        residents.apply(instructions[at])
+    return [tape.storages[s] for s in sorted(residents.device)], op, ran
 
 
 def layer_of(tape: Tape, storage: Storage) -> str:
@@ -92,14 +92,3 @@ def layer_of(tape: Tape, storage: Storage) -> str:
     if storage.role is Role.OPTIMIZER_STATE:
         name = name.rpartition(".")[0]  # of "block.weight.exp_avg"
     return name.rpartition(".")[0]
-
-
-def _apply(tape: Tape, instruction: Instruction, live: set[int]) -> None:
-    """What an instruction of a legal schedule does to the storages on the device."""
-    if isinstance(instruction, Compute | Recompute):
-        live.update(tape.creates[instruction.op])
-        live.discard(instruction.reuse)
-    elif isinstance(instruction, Free):
-        live.discard(instruction.storage)
-    elif isinstance(instruction, Prefetch):
-        live.add(instruction.storage)

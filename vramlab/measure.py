@@ -367,7 +367,8 @@ def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, An
     at_peak = checked.schedule.instructions[metrics.peak_instruction]
     op = getattr(at_peak, "op", None)
     live = live_at_peak(checked).to_json()
-    found = metrics.to_json() | {"profile": profile.name, "peak_op": None if op is None else checked.tape.op_name(op),
+    device = {key: value for key, value in profile.to_json().items() if key != "sources"}
+    found = metrics.to_json() | {"profile": profile.name, "device": device, "peak_op": None if op is None else checked.tape.op_name(op),
                                  "peak_phase": live["phase"], "at_peak": live, "average_state_bytes": average_state_bytes(checked, trace),
                                  "feature_bytes_at_peak": feature_bytes_at_peak(checked)}
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})

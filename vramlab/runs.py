@@ -19,7 +19,8 @@ from vramlab.run_folder import RunFolder
 if TYPE_CHECKING:
     import pandas
 
-RUN_FILE, RECORD_FILE, TELEMETRY_FILE, SCHEDULE_FILE = "run.json", "record.json", "telemetry.csv.gz", "schedule.json.gz"
+RUN_FILE, RECORD_FILE, TELEMETRY_FILE = "run.json", "record.json", "telemetry.csv.gz"
+SCHEDULE_FILE, TAPE_FILE = "schedule.json.gz", "tape.json.gz"
 IDENTITY_COLUMNS = ("run", "workflow", "experiment", "kind", "model", "batch_size", "label", "method", "options", "budget", "target",
                     "cell_id", "outcome", "reason", "truth", "message", "budget_bytes", "eager_peak_bytes", "eager_peak_is_simulated")
 

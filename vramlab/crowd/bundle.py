@@ -25,10 +25,10 @@ from vramlab import __version__
 from vramlab.crowd.scrub import Names, scrub, scrub_text
 from vramlab.errors import SubmissionRefused
 from vramlab.record import hash_config
-from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TELEMETRY_FILE, Cell, Run, load_run
+from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE, Cell, Run, load_run
 
 FORMAT_VERSION = 1
-MANIFEST_FILE, TAPE_FILE = "manifest.json", "tape.json.gz"
+MANIFEST_FILE = "manifest.json"
 COPIED_FILES = (SCHEDULE_FILE, TELEMETRY_FILE)
 
 

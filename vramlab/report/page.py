@@ -21,6 +21,8 @@ from vramlab.report.peaks import search_peaks_table, step_peaks_table
 from vramlab.report.searches import measured_search_table, search_table, trials_table
 from vramlab.report.summary import summarise
 from vramlab.report.tables import inversions_table, measured_table, methods_table, simulated_table, training_table
+from vramlab.report.timeline_data import ROW_HEADINGS
+from vramlab.report.timelines import Timelines, timelines
 from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
 from vramlab.runs import Run, load_run
 
@@ -63,7 +65,7 @@ def page(run: Run, library: Library) -> str:
         tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),
         notes={key: found.note for key, found in figures.items()}, telemetry=_telemetry(run, telemetry, telemetry_missing),
         checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), environments=_environments(evidence),
-        metrics=METRICS, command=command(evidence), dash=DASH,
+        metrics=METRICS, command=command(evidence), dash=DASH, timelines=_timelines(timelines(run), reports),
         style=Markup((reports / "styles" / "report.css").read_text(encoding="utf-8")),
     )
 
@@ -93,6 +95,17 @@ def _papers(run: Run, library: Library) -> tuple[Paper, ...]:
 def _drawn(figures: Mapping[str, FigureSet]) -> dict[str, list[dict[str, Any]]]:
     """Panels by kind. The SVG is our own drawing, its text already escaped."""
     return {key: [{"title": p.title, "svg": Markup(p.svg)} for p in found.panels] for key, found in figures.items()}
+
+
+def _timelines(found: Timelines, reports: Path) -> dict[str, Any]:
+    """The drawings' data, and the scripts that draw them: plotly.js once, and only where something is drawn."""
+    drawn = {"cells": found.cells, "notes": found.notes, "headings": ROW_HEADINGS}
+    if not found.cells:
+        return drawn
+    from plotly.offline import get_plotlyjs  # takes a while to load
+
+    script = (reports / "scripts" / "timeline.js").read_text(encoding="utf-8")
+    return drawn | {"data": Markup(found.data), "plotly": Markup(get_plotlyjs()), "script": Markup(script)}
 
 
 def _claim(run: Run, result: ClaimResult) -> dict[str, Any]:

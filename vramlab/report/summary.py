@@ -109,13 +109,13 @@ def _answer(claims: Sequence[ClaimResult]) -> str:
 def _best(run: Run) -> list[Best]:
     found = []
     for group in step_groups(run):
-        kept = [r for r in group if r.config.get("budget") is not None and is_sound(r) and _time(r)]
+        kept = [r for r in group if r.config.get("budget") is not None and is_sound(r) and step_ratio(r)]
         for budget in dict.fromkeys(budget_in_words(r.config) for r in kept):
             found.append(_best_of(run, [r for r in kept if budget_in_words(r.config) == budget]))
     return found
 
 
-def _time(record: RunRecord) -> tuple[float, float, float] | None:
+def step_ratio(record: RunRecord) -> tuple[float, float, float] | None:
     """(median, low, high) of step time / eager's: measured, or simulated on both sides on a simulated device."""
     if is_simulated_target(record.config):
         ratio = simulated_ratio(record)
@@ -126,10 +126,10 @@ def _time(record: RunRecord) -> tuple[float, float, float] | None:
 
 
 def _best_of(run: Run, records: Sequence[RunRecord]) -> Best:
-    best = min(records, key=lambda r: _time(r)[0])
-    rivals = [run.label(r) for r in records if r is not best and _time(r)[1] <= _time(best)[2]]
+    best = min(records, key=lambda r: step_ratio(r)[0])
+    rivals = [run.label(r) for r in records if r is not best and step_ratio(r)[1] <= step_ratio(best)[2]]
     is_simulated = is_simulated_target(best.config)
-    time = f"{significant(_time(best)[0], 3)}" if is_simulated else _in_words(best.measured["ratio"])
+    time = f"{significant(step_ratio(best)[0], 3)}" if is_simulated else _in_words(best.measured["ratio"])
     peak = peak_of(best)
     share = f", {100 * peak / best.eager_peak_bytes:.1f} % of eager's" if best.eager_peak_bytes and peak else ""
     return Best(where=where_in_words(run, best), budget=budget_in_words(best.config), method=run.label(best),

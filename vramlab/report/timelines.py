@@ -1,0 +1,227 @@
+"""The interactive memory timelines of the report: which cells are drawn, and their data for the page's script. All of it is simulated.
+
+A cell's folder holds its tape and its schedule. They are simulated again here, on the device that its record tells, and the result must be
+what the record says: else there is no timeline, and the page says why.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+from vramlab.check import CheckedSchedule, check_schedule
+from vramlab.device import DeviceProfile, load_profile, perturbed_profile
+from vramlab.errors import ScheduleError
+from vramlab.record import RunRecord
+from vramlab.report.figures import step_groups, where_in_words
+from vramlab.report.points import is_sound
+from vramlab.report.summary import step_ratio
+from vramlab.report.tables import reason_for, why_void
+from vramlab.report.timeline_data import KEYS, peak_rows, tape_json, timeline_json
+from vramlab.report.words import budget_in_words, count_of, counts, is_simulated_target
+from vramlab.runs import SCHEDULE_FILE, TAPE_FILE, Run
+from vramlab.schedule import Offload, Prefetch, Schedule
+from vramlab.simulate import simulate
+from vramlab.tape import Tape
+from vramlab.trace import Trace
+
+MOST_CELLS, MOST_BYTES = 16, 5_000_000  # of timelines in one report, beside 5 MB of plotly.js
+UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
+EXACT_SECONDS = 1e-6  # share: the same sums in the same order
+
+
+@dataclass(frozen=True)
+class Absent:
+    """No timeline, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One cell as the page shows it: an entry of the menus, and rows of the table that stands for the drawing."""
+
+    index: int
+    where: str
+    name: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timelines:
+    """What the page needs. `data` is JSON that may stand inside a script element, "" where nothing is drawn."""
+
+    cells: tuple[Drawn, ...]
+    data: str
+    notes: tuple[str, ...]  # what is left out and why
+
+
+def timelines(run: Run) -> Timelines:
+    """Eager and the best method at each budget, of each group of step cells, while there is room."""
+    chosen, left_out = choose(run)
+    cells, tapes, drawn, room = [], _Tapes(), [], MOST_BYTES
+    folders = {cell.cell_id: cell.folder for cell in run.cells}
+    for record in chosen:
+        has_room = len(cells) < MOST_CELLS and room > 0
+        found = simulated(record, folders[record.cell_id]) if has_room else Absent("no room for more in one report")
+        if isinstance(found, Absent):
+            left_out[found.reason] += 1
+            continue
+        where, name = where_in_words(run, record), name_of(run, record)
+        cells.append({"name": name, "where": where, "tape": tapes.index(found[0].tape)} | timeline_json(*found) | _lines(record))
+        drawn.append(Drawn(index=len(drawn), where=where, name=name, rows=tuple(peak_rows(*found))))
+        room -= len(json.dumps(cells[-1])) + tapes.new_bytes()
+    data = in_script({"keys": KEYS, "tapes": tapes.bodies, "cells": cells}) if cells else ""
+    return Timelines(cells=tuple(drawn), data=data, notes=tuple(_notes(run, len(cells), left_out)))
+
+
+class _Tapes:
+    """The tapes of the cells, each once."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self._index: dict[str, int] = {}
+        self._new_bytes = 0
+
+    def index(self, tape: Tape) -> int:
+        if tape.digest not in self._index:
+            self._index[tape.digest] = len(self.bodies)
+            self.bodies.append(tape_json(tape))
+            self._new_bytes += len(json.dumps(self.bodies[-1]))
+        return self._index[tape.digest]
+
+    def new_bytes(self) -> int:
+        """Of the tapes that came since this was asked last."""
+        new, self._new_bytes = self._new_bytes, 0
+        return new
+
+
+def name_of(run: Run, record: RunRecord) -> str:
+    """`delta 60 %`."""
+    return run.label(record) if record.config.get("budget") is None else f"{run.label(record)} {budget_in_words(record.config)}"
+
+
+def choose(run: Run) -> tuple[list[RunRecord], Counter[str]]:
+    """The cells to draw, the groups taking turns, and for the others how many there are for each reason."""
+    by_group, left_out = [], Counter[str]()
+    for group in step_groups(run):
+        best = _best(group)
+        by_group.append(best)
+        left_out.update(_why_not(r) for r in group if not any(r is b for b in best))
+    for cell in run.cells:
+        kind = cell.record.kind if cell.record else None
+        if kind != "step":
+            left_out["no record" if kind is None else _OTHER_KINDS.get(kind, f"of kind {kind}")] += 1
+    return [r for turn in zip_longest(*by_group) for r in turn if r is not None], left_out
+
+
+_OTHER_KINDS = {"max_batch": "a search, which keeps no schedule", "train": "a training of many steps"}
+
+
+def _best(group: Sequence[RunRecord]) -> list[RunRecord]:
+    """Eager; at each budget, the smallest first, the fastest method that kept it; of what takes no budget the method of smallest peak."""
+    sound = [r for r in group if is_sound(r)]
+    eager = [r for r in sound if r.config.get("method") == "eager"][:1]
+    timed = [r for r in sound if r.budget_bytes and step_ratio(r)]
+    budgets = sorted({r.budget_bytes for r in timed})
+    free = [r for r in sound if not r.budget_bytes and r.predicted.get("peak_bytes") and r.config.get("method") != "eager"]
+    return [*eager, *(min((r for r in timed if r.budget_bytes == b), key=lambda r: step_ratio(r)[0]) for b in budgets),
+            *sorted(free, key=lambda r: r.predicted["peak_bytes"])[:1]]
+
+
+def _why_not(record: RunRecord) -> str:
+    if not counts(record):
+        return why_void(record)
+    if not is_sound(record):
+        return "beyond its budget or not bit-exact"
+    if not record.budget_bytes:
+        return "without a budget, and another without one has a smaller peak"
+    return "slower than the one drawn at its budget" if step_ratio(record) else "no step time"
+
+
+def simulated(record: RunRecord, folder: Path) -> tuple[CheckedSchedule, Trace] | Absent:
+    """A cell's schedule on the device of its record, once more: the record's own peak and step time, or why there is none."""
+    try:
+        tape, schedule = Tape.load(folder / TAPE_FILE), Schedule.load(folder / SCHEDULE_FILE)
+    except FileNotFoundError as error:
+        why = record.missing.get("predicted")
+        return Absent(f"no {Path(error.filename).name} beside its record{f' ({why})' if why else ''}")
+    except UNREADABLE as error:
+        return Absent(f"a tape or schedule that cannot be read ({type(error).__name__})")
+    device = device_of(record, schedule)
+    if isinstance(device, Absent):
+        return device
+    try:
+        checked = check_schedule(tape, schedule)
+    except ScheduleError as error:
+        return Absent(f"a schedule that is not legal on its tape ({error.rule})")
+    return _as_recorded(record, checked, simulate(checked, device))
+
+
+def _as_recorded(record: RunRecord, checked: CheckedSchedule, trace: Trace) -> tuple[CheckedSchedule, Trace] | Absent:
+    """Refused where the record tells another peak or step time: then the files are not the record's."""
+    peak, seconds = (record.predicted.get(key) for key in ("peak_bytes", "step_seconds"))
+    if peak is None or seconds is None:
+        return Absent(f"no simulated peak and step time ({reason_for(record, 'predicted')})")
+    if peak != checked.peak_bytes:
+        return Absent("files whose simulated peak is not the record's")
+    if not isclose(seconds, trace.metrics.step_seconds, rel_tol=EXACT_SECONDS):
+        return Absent("files whose simulated step time is not the record's")
+    return checked, trace
+
+
+def device_of(record: RunRecord, schedule: Schedule) -> DeviceProfile | Absent:
+    """What a record was simulated on. Of executed cells only the link matters, and it only where something is copied: ops carry their
+    own seconds."""
+    config, target = record.config, str(record.config.get("target"))
+    stated = record.predicted.get("device") or config.get("profile")
+    try:
+        if stated:
+            return DeviceProfile(**stated)
+        if is_simulated_target(config):
+            profile = load_profile(target.removeprefix("sim:"))
+            return perturbed_profile(profile, config["perturbation"]) if "perturbation" in config else profile
+    except (KeyError, TypeError, ValueError):
+        return Absent("a device that this vramlab does not know")
+    if schedule.count(Offload) or schedule.count(Prefetch):
+        return Absent("copies to the host over a link that its record does not tell")
+    return load_profile("v100-32gb")  # any: nothing is copied
+
+
+def _lines(record: RunRecord) -> dict[str, int | None]:
+    """What is drawn across: the budget, and on hardware what the meter saw."""
+    measured = None if is_simulated_target(record.config) else record.measured.get("peak_bytes")
+    return {"budget": record.budget_bytes, "measured": measured}
+
+
+def _notes(run: Run, drawn: int, left_out: Mapping[str, int]) -> Iterator[str]:
+    """Sentences on what is not drawn."""
+    total = sum(left_out.values())
+    if not run.cells:
+        yield "No timeline: the run has no cell."
+    elif not drawn:
+        yield f"No timeline: {_reasons(left_out)}." if total else "No timeline: no cell is left to draw."
+    elif total:
+        yield (f"Drawn are eager and, of each group of cells, the fastest method at each budget; of methods without a budget, the one with "
+               f"the smallest peak. Left out: {_reasons(left_out)}.")
+
+
+def _reasons(left_out: Mapping[str, int]) -> str:
+    return "; ".join(f"{count_of(number, 'cell')}: {reason}" for reason, number in left_out.items())
+
+
+def in_script(body: Mapping[str, Any]) -> str:
+    """JSON that no HTML parser can leave by: what could open or close an element, or end a line of script, is written as \\uXXXX."""
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    return "".join(_escaped(text))
+
+
+def _escaped(text: str) -> Iterable[str]:
+    return (f"\\u{ord(c):04x}" if c in "<>&'" else c for c in text)  # json.dumps has made ASCII of the rest
