@@ -298,7 +298,7 @@ def test_switches_menus_and_keys_change_what_is_drawn(tmp_path, page):
     render(folder)
     page.open(folder / "report.html")
     names = "[...new Set(document.getElementById('timeline-plot').data.filter(t => t.yaxis === 'y').map(t => t.name))]"
-    assert page.run(names)[:3] == ["parameter", "buffer", "gradient"]
+    assert page.run(names)[:3] == ["parameter", "gradient", "optimizer state"]
     page.run("document.querySelector('[name=timeline-stack][value=layers]').click()")
     assert page.run(names) == ["block.conv", "inputs of the step", "block.relu", "head", "inside the op", "live bytes"]
     page.run("document.getElementById('timeline-plot').focus()")

@@ -149,7 +149,8 @@ function segmentsIn(cell, name, low, high) {  // [start, end, words]; neighbours
       found.push([start, end, i, 1]);
     }
   }
-  return found.map(([start, end, i, count]) => [start, end, eventWords(cell, lane, i) + (count > 1 ? ` and ${count - 1} more: zoom in` : "")]);
+  const more = count => count > 1 ? ` and ${count - 1} more: zoom in` : "";
+  return found.map(([start, end, i, count]) => [start, end, eventWords(cell, lane, i) + more(count)]);
 }
 
 const eventWords = (cell, lane, i) =>
@@ -172,9 +173,10 @@ function tracesOf(cell, side, low, high, unit) {
   const below = new Float64Array(shown.length), traces = [];
   names.forEach((name, g) => {
     const band = cell.stacks[state.stack][g];
+    if (!shown.some(i => band[i])) return;
     shown.forEach((i, k) => { below[k] += band[i]; });
     traces.push({type: "scatter", mode: "lines", xaxis, yaxis: memory, x, y: Array.from(below, n => n / unit), hoverinfo: "skip",
-                 name: plain(name), fill: g ? "tonexty" : "tozeroy", line: {width: 0, shape: "hv"}, ...fillOf(names, g)});
+                 name: plain(name), fill: traces.length ? "tonexty" : "tozeroy", line: {width: 0, shape: "hv"}, ...fillOf(names, g)});
   });
   traces.push({type: "scatter", mode: "lines", xaxis, yaxis: memory, x, y: shown.map(i => cell.total[i] / unit), name: "live bytes",
                line: {width: 0.7, shape: "hv", color: css("--ink")}, hovertemplate: "%{text}<extra></extra>",
@@ -236,7 +238,8 @@ function draw() {
   const [low, high] = state.range || fullRange();
   const columns = cells.length > 1 && !narrow ? [[0, 0.487], [0.513, 1]] : [[0, 1], [0, 1]];
   const rows = narrow ? [[[0.66, 0.95], [0.54, 0.63]], [[0.14, 0.41], [0, 0.1]]] : [[[0.24, 0.93], [0, 0.17]], [[0.24, 0.93], [0, 0.17]]];
-  const axis = {color: css("--muted"), gridcolor: css("--rule"), zerolinecolor: css("--rule"), linecolor: css("--muted"), automargin: false};
+  const [quiet, rule] = [css("--muted"), css("--rule")];
+  const axis = {color: quiet, gridcolor: rule, zerolinecolor: rule, linecolor: quiet, automargin: false};
   const layout = {
     height: narrow ? 960 : 520, margin: {l: 76, r: 12, t: 30, b: 48}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink")}, showlegend: false, hovermode: "x",
@@ -266,8 +269,9 @@ function draw() {
 }
 
 function legend(cell) {
-  const names = groupNames(cell);
-  entries("timeline-stack-legend", names.map((name, g) => [name, colourOf(names, g), name === DATA.keys.inside ? "hatched" : ""]));
+  const names = groupNames(cell), occurs = g => shownCells().some(shown => shown.stacks[state.stack][g]?.some(bytes => bytes));
+  entries("timeline-stack-legend", names.map((name, g) => [name, colourOf(names, g), name === DATA.keys.inside ? "hatched" : ""])
+    .filter((entry, g) => occurs(g)));
   entries("timeline-lane-legend", [
     ...["compute", "recompute"].map(name => [name, css(LANES[name][2]), ""]), ["stands still", css(LANES.wait[2]), "thin"],
     ...DATA.keys.phases.map((name, k) => [`${name} (shade)`, css("--muted"), "", SHADES[k]])]);
@@ -304,7 +308,7 @@ function tell(side, i) {  // what happens at an instant of one step, and at the 
 }
 
 function point(i) {  // the cursor of the keyboard: an instant of the left step
-  const cell = cellOf(state.cells[0]), curve = groupNames(cell).length;
+  const cell = cellOf(state.cells[0]), curve = plot.data.findIndex(trace => trace.customdata);
   state.cursor = Math.min(cell.count - 1, Math.max(0, i));
   const x = places(cell)[state.cursor], [low, high] = state.range || fullRange();
   if (x < low || x > high) { state.range = [x - (high - low) / 2, x + (high - low) / 2]; draw(); }
