@@ -1,6 +1,6 @@
 """Groups of tests that this machine or this call leaves out: never run, never hidden, listed last with the reason.
 
-`slow` runs with --full only; `gpu` and `chromium` need what they are named after. A whole --full run is kept as
+`slow` runs with --full only; `gpu`, `chromium` and `latex` need what they are named after. A whole --full run is kept as
 benchmarks/evidence/tests-full.json.
 """
 
@@ -43,7 +43,8 @@ def _why_no_chromium() -> str:
 def _reasons(config: pytest.Config) -> dict[str, object]:
     """Marker -> a function that says why its tests cannot run, "" when they can."""
     return {"slow": lambda: "" if config.getoption("--full") else "left out: ./run tests --full runs them",
-            "gpu": _why_no_gpu, "chromium": _why_no_chromium}
+            "gpu": _why_no_gpu, "chromium": _why_no_chromium,
+            "latex": lambda: "" if shutil.which("pdflatex") else "there is no pdflatex on PATH"}
 
 
 @pytest.fixture

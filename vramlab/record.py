@@ -105,13 +105,13 @@ def hash_config(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, body: str | bytes) -> None:
     """Temporary file in the same folder, fsync, rename. What is written in part does not stay, unless the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "w", encoding="utf-8") as f:
-            f.write(text)
+        with open(part, "wb") as f:
+            f.write(body.encode() if isinstance(body, str) else body)
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, path)

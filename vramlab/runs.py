@@ -113,8 +113,9 @@ def results(path: str | Path = "results") -> pandas.DataFrame:
     """One row a cell of the run, the workflow's folder or the results folder at `path`.
 
     Bytes and seconds, as in the records. `measured_*` holds what was measured, `predicted_*` what was *simulated*; a missing
-    number is NaN and column `missing` says why. Cells that have not run, or whose record cannot be read, have no outcome
-    and say so in `message`. FileNotFoundError when there is no run below `path`.
+    number is NaN and column `missing` says why. A list of numbers is its median, its last value and its length; what is live
+    at a peak is a column for each role, and one of JSON for the layers. Cells that have not run, or whose record cannot be
+    read, have no outcome and say so in `message`. FileNotFoundError when there is no run below `path`.
     """
     import pandas as pd
 
@@ -123,7 +124,9 @@ def results(path: str | Path = "results") -> pandas.DataFrame:
         raise FileNotFoundError(f"there is no run below {path}")
     rows = [_row(run, cell) for run in map(load_run, folders) for cell in run.cells]
     table = pd.DataFrame(rows, columns=None if rows else list(IDENTITY_COLUMNS))
-    return table[[*IDENTITY_COLUMNS, *(name for name in table.columns if name not in IDENTITY_COLUMNS)]]
+    others = [name for name in table.columns if name not in IDENTITY_COLUMNS]
+    unfolded = [name for name in others if table[name].isna().all() and any(other.startswith(f"{name}_") for other in others)]
+    return table[[*IDENTITY_COLUMNS, *(name for name in others if name not in unfolded)]]
 
 
 def _row(run: Run, cell: Cell) -> dict[str, Any]:
@@ -145,7 +148,11 @@ def _flatten(prefix: str, block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
     """Numbers and words under their joined names; a list of numbers as its median, its last value and its length."""
     for key, value in block.items():
         name = f"{prefix}_{key}"
-        if isinstance(value, Mapping):
+        if key == "by_layer":  # hundreds of names, other ones for each model
+            yield f"{name}_bytes", json.dumps(value, sort_keys=True)
+        elif key == "by_role" and isinstance(value, Mapping):
+            yield from ((f"{name}_{role}_bytes", nbytes) for role, nbytes in value.items())
+        elif isinstance(value, Mapping):
             yield from _flatten(name, value)
         elif not isinstance(value, list):
             yield name, value

@@ -172,13 +172,38 @@ def train_dqn(
 @_report.command("run")
 def report_run(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", show_default=False)],
+    pdf: Annotated[bool, typer.Option("--pdf", help="report.pdf too: each figure on a page of its own size, then the tables.")] = False,
+    latex: Annotated[bool, typer.Option(
+        "--latex", help="appendix.tex too, the artifact appendix with tables, for \\input; report.tex compiles it alone.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="cells.csv too, a row a cell, and a file that says what each column is.")] = False,
+    kind: Annotated[str, typer.Option(
+        "--format", metavar="html|ro-crate", help="ro-crate: ro-crate-metadata.json too; the folder is then an RO-Crate 1.1.")] = "html",
     output_dir: Results = Path("results"),
     collection: Collections = None,
 ) -> None:
-    """Write report.html of one run or more, from their records."""
-    from vramlab.cli.runs import report
+    """Write report.html of one run or more, from their records, and beside it what the options name.
 
-    raise typer.Exit(report(runs, output_dir, collection or []))
+    No browser, no LaTeX and no torch is needed: matplotlib draws the PDF. The same records give the same bytes.
+    """
+    from vramlab.cli.reports import report
+
+    raise typer.Exit(report(runs, output_dir, collection or [], kind=kind, pdf=pdf, latex=latex, csv=csv))
+
+
+@app.command("view")
+def view(
+    run: RunName,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
+    output_dir: Results = Path("results"),
+    collection: Collections = None,
+) -> None:
+    """Serve a run's report on this machine's loopback address. The page follows a run that goes on; Ctrl-C ends it.
+
+    On a machine without a screen: ssh -L PORT:127.0.0.1:PORT HOST, then open the address that is printed.
+    """
+    from vramlab.cli.reports import view as serve
+
+    raise typer.Exit(serve(run, output_dir, collection or [], port))
 
 
 @_compare.command("run")

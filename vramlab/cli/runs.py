@@ -1,4 +1,4 @@
-"""What is done with finished runs, and with this machine: report, submit, cite, doctor."""
+"""What is done with finished runs, and with this machine: compare, submit, cite, doctor."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ from vramlab.workflow import name_of
 
 if TYPE_CHECKING:
     from vramlab.report.compare import Comparison, Difference, Pair
-
-
-def report(runs: Sequence[str], results: Path, extra: Sequence[Path]) -> int:
-    """Write report.html of each run and print its path."""
-    from vramlab.report import render
-
-    for run in [resolve_run(name, results) for name in runs]:
-        print(render(run.folder, tuple(extra)))
-    return 0
 
 
 def compare_two(first: str, second: str, threshold: float, results: Path, *, as_json: bool) -> int:

@@ -11,7 +11,7 @@ import io
 import re
 import textwrap
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Iterator, Sequence
 
 import matplotlib
@@ -39,10 +39,11 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One drawing: its SVG and what it shows, in words."""
+    """One drawing: its SVG, what it shows, in words, and what it was drawn from, with stand-ins for its colours."""
 
     svg: str
     title: str
+    figure: Figure = field(repr=False, compare=False)
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def finish(figure: Figure, *, name: str, title: str, description: str, columns: 
         width = int(LEGEND_CHARACTERS_AN_INCH * (figure.get_figwidth() / columns - KEY_INCHES))
         labels = [textwrap.fill(label, width) for label in handles]
         figure.legend(handles.values(), labels, loc="outside lower left", ncols=columns, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
-    return Panel(svg=to_svg(figure, name=name, title=title, description=description), title=title)
+    return Panel(svg=to_svg(figure, name=name, title=title, description=description), title=title, figure=figure)
 
 
 def to_svg(figure: Figure, *, name: str, title: str, description: str) -> str:

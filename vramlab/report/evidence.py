@@ -16,6 +16,8 @@ from vramlab.runs import Run
 from vramlab.telemetry import Telemetry
 
 RUN_LINK = "run.json"
+MADE_FROM_RECORDS = ("report.html", "report.pdf", "report.tex", "appendix.tex", "cells.csv", "cells.csv-metadata.json",
+                     "ro-crate-metadata.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +127,9 @@ class Evidence:
 
     @cached_property
     def files(self) -> list[Path]:
-        """Files of the run, the report itself left out."""
-        return sorted(p for p in self.run.folder.rglob("*") if p.is_file() and p.name != "report.html" and not p.name.startswith("."))
+        """Files of the run, those left out that are made from its records: the report says the same before and after."""
+        made = {self.run.folder / name for name in MADE_FROM_RECORDS}
+        return sorted(p for p in self.run.folder.rglob("*") if p.is_file() and p not in made and not p.name.startswith("."))
 
     def unexplained_nulls(self) -> list[str]:
         """Numbers of measured blocks that are null without a reason. Without a budget there is nothing to be over."""

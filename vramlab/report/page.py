@@ -46,11 +46,8 @@ def render(run_dir: str | Path, collections: tuple[Path, ...] = ()) -> Path:
 
 def page(run: Run, library: Library) -> str:
     """The page as text."""
-    known = load_claims(library.report_files("claims.yaml"))
-    claims = judge(run.workflow.get("claims") or (), run, known)
-    telemetry, telemetry_missing = load_telemetry(run)
-    evidence = Evidence(run=run, claims=claims, telemetry=telemetry, telemetry_missing=telemetry_missing, root=built_in_collection(),
-                        papers=_papers(run, library))
+    known, evidence = load_claims(library.report_files("claims.yaml")), evidence_of(run, library)
+    claims, telemetry, telemetry_missing = evidence.claims, evidence.telemetry, evidence.telemetry_missing
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence)
     looks = Looks(run)
     figures = {"methods": methods_figure(run, looks), "budget": budget_figures(run, looks), "training": training_figures(run, looks),
@@ -68,6 +65,14 @@ def page(run: Run, library: Library) -> str:
         metrics=METRICS, command=command(evidence), dash=DASH, timelines=_timelines(timelines(run), reports),
         style=Markup((reports / "styles" / "report.css").read_text(encoding="utf-8")),
     )
+
+
+def evidence_of(run: Run, library: Library) -> Evidence:
+    """All that rules may look at: claims judged, telemetry read, papers found. The page and the appendix answer from the same."""
+    telemetry, telemetry_missing = load_telemetry(run)
+    claims = judge(run.workflow.get("claims") or (), run, load_claims(library.report_files("claims.yaml")))
+    return Evidence(run=run, claims=claims, telemetry=telemetry, telemetry_missing=telemetry_missing, root=built_in_collection(),
+                    papers=_papers(run, library))
 
 
 def _environment(reports: Path) -> jinja2.Environment:

@@ -51,6 +51,19 @@ class Table:
         names = {row.values[0].text for row in self.rows}
         return names.pop() if len(names) == 1 else ""
 
+    @property
+    def on_paper(self) -> tuple[list[tuple[str, list[str]]], list[int]]:
+        """(groups of headings, indices of their columns): without links, which a paper cannot follow, and without the first column
+        where all rows share it."""
+        groups, kept, index = [], [], 0
+        for heading, names in self.groups:
+            columns = range(index, index + len(names))
+            shown = [i for i in columns if names[i - index] != "evidence" and not (i == 0 and self.only_experiment)]
+            groups += [(heading, [names[i - index] for i in shown])] if shown else []
+            kept += shown
+            index += len(names)
+        return groups, kept
+
     def note(self, text: str) -> int:
         """Number of the note with this text, from 1."""
         if text not in self.notes:

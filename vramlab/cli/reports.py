@@ -1,0 +1,61 @@
+"""What a run's records become: report.html, tables and figures for a paper, a crate for an archive, and a page that follows the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Sequence
+
+from vramlab.collection import Library, find_collections
+from vramlab.errors import WorkflowError
+from vramlab.run_folder import resolve_run
+from vramlab.yaml_nodes import nearest, one_of
+
+FORMATS = ("html", "ro-crate")
+
+
+def report(runs: Sequence[str], results: Path, extra: Sequence[Path], *, kind: str = "html", pdf: bool = False, latex: bool = False,
+           csv: bool = False) -> int:
+    """Write report.html of each run, and what else is asked for, and print the paths."""
+    if kind not in FORMATS:
+        raise WorkflowError(f"--format {kind}: there is {one_of(FORMATS)}{nearest(kind, FORMATS)}")
+    folders = [resolve_run(name, results).folder for name in runs]  # all of them first: a wrong name leaves nothing half done
+    from vramlab.report import render
+
+    collections = tuple(extra)
+    for folder in folders:
+        print(render(folder, collections))
+        if csv:
+            from vramlab.report.cells_csv import write_cells
+
+            print(*write_cells(folder), sep="\n")
+        if pdf:
+            from vramlab.report.pdf import write_pdf
+
+            print(write_pdf(folder, Library(find_collections(collections))))
+        if latex:
+            from vramlab.report.latex import write_latex
+
+            print(*write_latex(folder, Library(find_collections(collections))), sep="\n")
+        if kind == "ro-crate":
+            from vramlab.report.crate import write_crate
+
+            print(write_crate(folder, Library(find_collections(collections))))
+    return 0
+
+
+def view(name: str, results: Path, extra: Sequence[Path], port: int) -> int:
+    """Serve a run's report on the loopback address until Ctrl-C."""
+    from vramlab.report.page import page
+    from vramlab.report.view import Server, Viewer
+    from vramlab.runs import load_run
+
+    library = Library(find_collections(extra))
+    viewer = Viewer(resolve_run(name, results).folder, lambda folder: page(load_run(folder), library))
+    viewer.state()  # a run that cannot be read is told now, not in the browser
+    with Server(viewer, port) as server:
+        print(f"{server.url}  Ctrl-C ends it.", flush=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            print()
+    return 0
