@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from no_torch import ROOT, command_of
 
 from vramlab.cli import main
 from vramlab.errors import EnvironmentUnable
-from vramlab.report.view import Server, Viewer
+from vramlab.report.view import POLL_SECONDS, Server, Viewer
 
 RECORDS = [measured_step("eager", 1000), measured_step("delta", 595, budget="60%"), measured_step("checkpoint", 700, budget="80%")]
 
@@ -160,7 +162,8 @@ def test_a_port_that_is_taken_is_one_line(folder, capsys):
     assert main(["view", str(folder)]) == 2
 
 
-def test_the_command_serves_the_real_report_without_torch_and_ctrl_c_ends_it(folder):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_the_real_report_without_torch_and_ctrl_c_ends_it(folder, number):
     command, environment = command_of("view", str(folder))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     try:
@@ -169,9 +172,44 @@ def test_the_command_serves_the_real_report_without_torch_and_ctrl_c_ends_it(fol
         with urllib.request.urlopen(url, timeout=120) as answer:
             body = answer.read().decode()
         assert "3 cells of 3 planned have a record" in body and 'id="going"' in body
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, ""), err
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.chromium
+def test_a_browser_loads_the_page_again_when_a_record_is_written(serve, folder, tmp_path, chromium):
+    last, made = RECORDS[2], []
+    (folder / "cells" / last.cell_id / "record.json").unlink()
+
+    def render(folder: Path) -> str:
+        made.append(len([*folder.glob("cells/*/record.json")]))
+        return f"<!doctype html><title>x</title><body><p>{made[-1]} records</p></body>"
+
+    server = serve(render)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--remote-debugging-port=0", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen([chromium, *flags, server.url], stderr=log)
+    try:
+        wait_for(lambda: made == [2])
+        time.sleep(3 * POLL_SECONDS)
+        assert made == [2], "nothing changed: nothing is loaded again"
+        last.save(folder / "cells" / last.cell_id / "record.json")
+        wait_for(lambda: made == [2, 3])
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert "CONSOLE" not in (tmp_path / "log").read_text()
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 90.0) -> None:
+    """Until it is so; TimeoutError when it never is."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.1)

@@ -132,7 +132,7 @@ def results(path: str | Path = "results") -> pandas.DataFrame:
 def _row(run: Run, cell: Cell) -> dict[str, Any]:
     config, record = cell.config, cell.record
     row: dict[str, Any] = {name: config.get(name) for name in IDENTITY_COLUMNS}
-    row |= {"run": run.folder.name, "workflow": run.workflow.get("name"), "cell_id": cell.cell_id, "label": cell.label,
+    row |= {"run": run.folder.resolve().name, "workflow": run.workflow.get("name"), "cell_id": cell.cell_id, "label": cell.label,
             "options": json.dumps(config.get("options", {}), sort_keys=True), "message": cell.problem}
     if record is None:
         return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Sequence
 
@@ -44,7 +45,7 @@ def report(runs: Sequence[str], results: Path, extra: Sequence[Path], *, kind: s
 
 
 def view(name: str, results: Path, extra: Sequence[Path], port: int) -> int:
-    """Serve a run's report on the loopback address until Ctrl-C."""
+    """Serve a run's report on the loopback address until Ctrl-C, or until it is told to end otherwise."""
     from vramlab.report.page import page
     from vramlab.report.view import Server, Viewer
     from vramlab.runs import load_run
@@ -53,6 +54,8 @@ def view(name: str, results: Path, extra: Sequence[Path], port: int) -> int:
     viewer = Viewer(resolve_run(name, results).folder, lambda folder: page(load_run(folder), library))
     viewer.state()  # a run that cannot be read is told now, not in the browser
     with Server(viewer, port) as server:
+        for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what runs in its background with Ctrl-C ignored
+            signal.signal(number, signal.default_int_handler)
         print(f"{server.url}  Ctrl-C ends it.", flush=True)
         try:
             server.serve_forever(poll_interval=0.2)

@@ -105,8 +105,9 @@ _NO_LICENCE = {"@id": "#license-of-the-results", "@type": "CreativeWork", "name"
 def _root(run: Run) -> Entity:
     done = f"{count_of(len(run.records), 'cell')} of {len(run.cells)} planned {'has' if len(run.records) == 1 else 'have'} a record"
     description = " ".join(str(run.workflow.get("description") or "A run of a vramlab workflow.").split())
-    return {"name": str(run.workflow.get("title") or run.workflow.get("name") or run.folder.name), "datePublished": _last_date(run),
-            "description": f"{description} {done}.", "identifier": str(run.plan.get("run_id") or run.folder.name),
+    name = str(run.workflow.get("title") or run.workflow.get("name") or "A run of vramlab")
+    return {"name": name, "datePublished": _last_date(run), "description": f"{description} {done}.",
+            "identifier": str(run.plan.get("run_id") or run.folder.resolve().name),
             "keywords": "GPU memory, deep learning, reproducibility"}
 
 

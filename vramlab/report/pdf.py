@@ -77,6 +77,8 @@ def _panels(evidence: Evidence) -> Iterator[Panel]:
 
 def for_print(figure: Figure) -> Figure:
     """The figure in the colours of a printed page instead of its stand-ins, and without characters that its font does not have."""
+    for text in figure.findobj(Text):
+        text.set_text(_plain(text.get_text(), "DejaVu Sans"))
     figure.draw_without_rendering()  # ticks come into being when they are drawn first
     colours = _print_colours()
     for artist in figure.findobj(Artist):
@@ -84,8 +86,6 @@ def for_print(figure: Figure) -> Figure:
             get, put = (getattr(artist, f"{verb}_{name}", None) for verb in ("get", "set"))
             if get and put and (new := _printed(get(), colours)) is not None:
                 put(new)
-        if isinstance(artist, Text):
-            artist.set_text(_plain(artist.get_text(), "DejaVu Sans"))
     return figure
 
 
