@@ -1,6 +1,6 @@
 """How long planning takes, and how it grows: every planner of the collection on steps of 1,000, 3,000 and 10,000 ops.
 
-    python benchmarks/planners.py [--sizes 1000 3000 10000] [--methods NAME ...] [--share 0.6] [--keep]
+    python benchmarks/planners.py [--sizes 1000 3000 10000] [--methods NAME ...] [--defaults] [--share 0.6] [--keep]
 
 The steps are captured bottleneck ResNets with as many blocks as it takes, momentum SGD, batch 64, 64 pixels, timed by a V100's roofline.
 Each planner is asked once for each size and a budget of `share` of eager's simulated peak, with its default options and with each other
@@ -98,13 +98,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 3000, 10000])
     parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--defaults", action="store_true", help="ask each planner by its default options alone")
     parser.add_argument("--share", type=float, default=0.6)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/evidence/planners.json")
     options = parser.parse_args()
     library, device = Library([built_in_collection()]), load_profile("v100-32gb")
     methods = [library.method(name) for name in options.methods or sorted(library.method_paths)]
     asked = [(method, chosen) for method in methods if method.card.kind == "planner" and method.name != "schedule-file"
-             for chosen in option_sets(method)]
+             for chosen in ([{}] if options.defaults else option_sets(method))]
     rows = []
     for tape in steps(options.sizes, device):
         peak = check_schedule(tape, replay_schedule(tape)).peak_bytes
