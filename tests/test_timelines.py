@@ -334,6 +334,40 @@ def test_hostile_names_do_not_run(tmp_path, page):
     assert page.run("document.title") == "1"
 
 
+@pytest.mark.chromium
+def test_a_pointer_over_the_drawing_names_op_and_module(tmp_path, page):
+    folder = write_drawable(tmp_path / "run")
+    render(folder)
+    page.open(folder / "report.html")
+    page.run("document.getElementById('timeline-plot').scrollIntoView({block: 'center', behavior: 'instant'})")
+    boxes = page.run("[...document.querySelectorAll('#timeline-plot .nsewdrag')].map(e => e.getBoundingClientRect())"
+                     ".map(r => [r.x, r.y, r.width, r.height])")
+    (memory, _, _, lanes), said = boxes, []
+    for x, y, width, height, share in ((*memory, 7 / 19), (*lanes, 9.5 / 19)):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + width * share, y=y + height / 4)
+        page.run("new Promise(done => setTimeout(done, 500))")
+        said += [" ".join(texts(page, "#timeline-plot .hovertext text"))]
+    assert "624 B, compute #4 aten.convolution_backward.default (block.conv), backward" in said[0]
+    assert "recompute #1 aten.relu.default (block.relu), forward: 1.000 s from 9.000 s" in said[1]
+
+
+@pytest.mark.chromium
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_drawing_fits_narrow_and_wide_pages_dark_and_light(tmp_path, page, width):
+    folder = write_drawable(tmp_path / "run")
+    render(folder)
+    inks = []
+    for scheme in ("dark", "light"):
+        page.open(folder / "report.html", width=width, prefers_color_scheme=scheme)
+        assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        inks.append(page.run("document.getElementById('timeline-plot').layout.font.color"))
+    assert inks == ["#e8eaef", "#16181d"]
+    page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    page.run("new Promise(done => setTimeout(done, 300))")
+    assert page.run("document.getElementById('timeline-plot').layout.font.color") == "#000000"
+    page.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
 REDRAW = """(async () => {
   const plot = document.getElementById("timeline-plot"), times = [];
   for (const [low, high] of [[0, 0.5], [0.2, 0.3], [0.1, 0.9], [0, 1], [0.5, 0.52]]) {
@@ -364,4 +398,4 @@ def test_zooming_at_5000_ops_does_not_lag(tmp_path, page):
     print(f"redraws at {len(tape.ops)} ops, ms: {[round(t) for t in times]}; report {size / 1e6:.1f} MB")
     assert size < 12e6 and min(times) < 1000, times  # the least of them: a busy machine makes any of them slow
     drawn = page.run("document.getElementById('timeline-plot').data.filter(t => t.name === 'live bytes').map(t => t.x.length)")
-    assert max(drawn) < 4000
+    assert max(drawn) < 4000 and page.run("document.querySelectorAll('#timeline-plot *').length") < 1000

@@ -158,8 +158,8 @@ const eventWords = (cell, lane, i) =>
 
 // --- drawing -------------------------------------------------------------------------------------------------------------
 const SHADES = [0.06, 0.16, 0.34];  // forward, backward, optimizer
-const LANES = {compute: ["compute", 2, "--muted", 14], recompute: ["compute", 2, "--series-2", 14], wait: ["compute", 2, "--ink", 3],
-               "copy out": ["copy out", 1, "--series-1", 14], "copy in": ["copy in", 0, "--series-3", 14]};
+const LANES = {compute: [2, "--muted", 0.35], recompute: [2, "--series-2", 0.35], wait: [2, "--ink", 0.08],  // row, colour, half height
+               "copy out": [1, "--series-1", 0.35], "copy in": [0, "--series-3", 0.35]};
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const OWN = {[DATA.keys.inside]: "--ink", [DATA.keys.others]: "--muted"};
 const colourOf = (names, g) => css(OWN[names[g]] || `--series-${g % 8 + 1}`);
@@ -178,22 +178,40 @@ function tracesOf(cell, side, low, high, unit) {
     traces.push({type: "scatter", mode: "lines", xaxis, yaxis: memory, x, y: Array.from(below, n => n / unit), hoverinfo: "skip",
                  name: plain(name), fill: traces.length ? "tonexty" : "tozeroy", line: {width: 0, shape: "hv"}, ...fillOf(names, g)});
   });
-  traces.push({type: "scatter", mode: "lines", xaxis, yaxis: memory, x, y: shown.map(i => cell.total[i] / unit), name: "live bytes",
-               line: {width: 0.7, shape: "hv", color: css("--ink")}, hovertemplate: "%{text}<extra></extra>",
-               text: shown.map(i => plain(`${size(cell.total[i])}, ${instructionWords(cell, cell.instruction[i])}`)), customdata: shown});
+  traces.push(totalTrace(cell, shown, xaxis, memory, low, high, unit));
   for (const name in LANES) traces.push(laneTrace(cell, name, xaxis, lanes, low, high));
   return traces;
 }
 
+function totalTrace(cell, shown, xaxis, yaxis, low, high, unit) {  // with points between far ones, for the pointer to find
+  const x = [], at = [], place = places(cell), step = (high - low) / 50;
+  shown.forEach((i, k) => {
+    const from = Math.max(place[i], low), to = Math.min(k + 1 < shown.length ? place[shown[k + 1]] : place[i], high);
+    x.push(place[i]);
+    at.push(i);
+    for (let between = from + step; between < to; between += step) { x.push(between); at.push(i); }
+  });
+  return {type: "scatter", mode: "lines", xaxis, yaxis, x, y: at.map(i => cell.total[i] / unit), name: "live bytes", customdata: at,
+          line: {width: 0.7, shape: "hv", color: css("--ink")}, hovertemplate: "%{text}<extra></extra>",
+          text: at.map(i => plain(`${size(cell.total[i])}, ${instructionWords(cell, cell.instruction[i])}`))};
+}
+
+// One outline for all events of a lane, up at the start of each and down at its end: an element for each event would take long to draw.
 function laneTrace(cell, name, xaxis, yaxis, low, high) {
-  const [, row, colour, width] = LANES[name], x = [], text = [], step = (high - low) / 50;
-  for (const [start, end, words] of segmentsIn(cell, name, low, high)) {
-    const from = Math.max(start, low - step), to = Math.min(end, high + step), parts = Math.max(2, Math.ceil((to - from) / step));
-    for (let part = 0; part <= parts; part++) { x.push(from + (to - from) * part / parts); text.push(plain(words)); }
-    x.push(null); text.push("");
+  const [row, colour, half] = LANES[name], x = [], y = [], text = [], step = (high - low) / 50, pixel = (high - low) / (2 * COLUMNS);
+  const segments = segmentsIn(cell, name, low, high);
+  for (const [start, end, words] of segments) {
+    const from = Math.max(start, low - step), to = Math.min(Math.max(end, start + pixel), high + step);  // however short, it is seen
+    const parts = Math.max(2, Math.ceil((to - from) / step));
+    for (let part = -1; part <= parts + 1; part++) {
+      x.push(from + (to - from) * Math.min(1, Math.max(0, part / parts)));
+      y.push(part < 0 || part > parts ? row - half : row + half);
+      text.push(plain(words));
+    }
   }
-  return {type: "scatter", mode: "lines", xaxis, yaxis, x, y: x.map(v => v === null ? null : row), text, name, connectgaps: false,
-          hovertemplate: "%{text}<extra></extra>", line: {width, color: css(colour), simplify: false}};
+  const edge = segments.every(([start, end]) => end - start > 5 * pixel) ? 0.6 : 0;
+  return {type: "scatter", mode: "lines", xaxis, yaxis, x, y, text, name, fill: "toself", fillcolor: css(colour), hoveron: "points",
+          hovertemplate: "%{text}<extra></extra>", line: {width: edge, color: css("--paper"), simplify: false}};
 }
 
 function shapesOf(cell, side, unit) {
@@ -241,7 +259,8 @@ function draw() {
   const [quiet, rule] = [css("--muted"), css("--rule")];
   const axis = {color: quiet, gridcolor: rule, zerolinecolor: rule, linecolor: quiet, automargin: false};
   const layout = {
-    height: narrow ? 960 : 520, margin: {l: 76, r: 12, t: 30, b: 48}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    width: plot.clientWidth, height: narrow ? 960 : 520, margin: {l: 76, r: 12, t: 30, b: 48},
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink")}, showlegend: false, hovermode: "x",
     hoverdistance: 25, dragmode: matchMedia("(pointer: coarse)").matches ? "pan" : "zoom", shapes: [], annotations: [],
     hoverlabel: {bgcolor: css("--shade"), bordercolor: css("--rule"), font: {color: css("--ink"), size: 11}, namelength: 0, align: "left"},
@@ -273,7 +292,7 @@ function legend(cell) {
   entries("timeline-stack-legend", names.map((name, g) => [name, colourOf(names, g), name === DATA.keys.inside ? "hatched" : ""])
     .filter((entry, g) => occurs(g)));
   entries("timeline-lane-legend", [
-    ...["compute", "recompute"].map(name => [name, css(LANES[name][2]), ""]), ["stands still", css(LANES.wait[2]), "thin"],
+    ...["compute", "recompute"].map(name => [name, css(LANES[name][1]), ""]), ["stands still", css(LANES.wait[1]), "thin"],
     ...DATA.keys.phases.map((name, k) => [`${name} (shade)`, css("--muted"), "", SHADES[k]])]);
   const thinned = shownCells().reduce((n, shown) => n + shown.body.thinned, 0);
   byId("timeline-thinned").textContent = thinned
