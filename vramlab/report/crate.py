@@ -77,6 +77,9 @@ class _Graph:
         self._by_id.setdefault(entity["@id"], entity)
         return {"@id": entity["@id"]}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_id
+
     def update(self, name: str, more: Mapping[str, Any]) -> None:
         """Further properties of an entity."""
         self._by_id[name] |= more
@@ -183,6 +186,9 @@ def _cards(record: RunRecord, graph: _Graph, library: Library) -> Iterator[Entit
     for kind, find in (("method", library.method), ("model", library.model)):
         name = str(record.config.get(kind))
         entity: Entity = {"@id": _named(kind, name), "@type": "SoftwareSourceCode", "name": name}
+        if entity["@id"] in graph:  # a card is read once, not once a cell
+            yield graph.add(entity)
+            continue
         try:
             card = find(name).card
         except UnknownName:
