@@ -5,6 +5,7 @@
 First the peers: their peak by the allocator's meter in a fresh process, their truth against eager, their step time as a paired ratio to
 eager. Then each of our methods is given a peer's *measured* peak as its budget, so that the rows of one block stand at equal memory. A
 fused compiler's row shows what fusion gains too; its share is the ratio at activation_memory_budget 1, where nothing is recomputed.
+The evidence is written after each block.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> None:
             rows.append(row)
             if row["peak_bytes"] and row["peak_ratio"] < 0.995:
                 rows += [bench.measure({"name": name}, row["peak_bytes"]) for name in options.methods.split(",")]
-    keep(f"peers-{options.model}", rows, {"model": options.model, "drift": bench.noise.to_json(), "rows": [summary(r) for r in rows]})
+            keep(f"peers-{options.model}", rows, {"model": options.model, "drift": bench.noise.to_json(), "rows": [summary(r) for r in rows]})
 
 
 class Bench:
