@@ -24,8 +24,8 @@ PURE = GROUND | frozenset("""
     family finder in_place micro_batches batch_mean split variants prediction at_peak live_bytes
 """.split())
 TORCH_FREE = PURE | frozenset("""
-    __main__ child citations claiming cli collection crowd doctor environment isolate largest method_check nvml report run_folder runner
-    runs schema telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
+    __main__ child citations claiming cli collection crowd doctor environment forks isolate largest method_check nvml report run_folder
+    runner runs schema telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})

@@ -45,6 +45,11 @@ def die(signal_number: int) -> None:
     os.kill(os.getpid(), signal_number)
 
 
+def die_with_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def leave(code: int) -> None:
     os._exit(code)
 

@@ -7,9 +7,9 @@ nobody outlives a killed parent. Memory, signals and crashes never reach the cal
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
-import multiprocessing
 import os
 import pickle
 import resource
@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, ScheduleError, Unsupported
+from vramlab.forks import Fork, ForkServer, ServerLost, serve_forks
 from vramlab.record import Outcome
 
 _PRELOADED = ("torch", "torchvision", "vramlab.measure")  # what the server of forks imports, and nothing else happens in it
-_LOST_SERVER = 255  # what multiprocessing says of a fork whose server died
-_STARTING = threading.Lock()  # multiprocessing's list of children is not made for threads
+_FORKS = ForkServer([sys.executable, "-m", "vramlab.isolate", "--forks"])
+atexit.register(_FORKS.close)
 _CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
 _GPU_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
 _SHAPE_LIMITS = ("32-bit index", "32bit index", "canUse32BitIndexMath", "invalid configuration argument",
@@ -164,7 +165,7 @@ class _Worker:
         self._oom_kills = _oom_kills()
         self._pipe, theirs = Pipe(duplex=True)
         with theirs:
-            self._process = _Forked(theirs) if settings.is_forked else _popen(theirs, settings)
+            self._process = _start(theirs, settings)
         # A child that is killed at once breaks the pipe; `ask` reports it.
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send((sys.path, _child_environment(settings), settings.memory_limit_bytes))
@@ -199,39 +200,26 @@ class _Worker:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # the group too: it may outlive its leader
-        self._process.kill()  # a fork leads its group only once it has got there
         self._process.wait()
 
     def _autopsy(self) -> CallResult:
         """What the death of the process says."""
         code = self._process.wait()
-        if code in (-signal.SIGKILL, _LOST_SERVER) and _oom_kills() > self._oom_kills:
+        if code in (-signal.SIGKILL, Fork.LOST) and _oom_kills() > self._oom_kills:
             return CallResult(outcome=Outcome.OOM, reason="host_memory", returncode=code, message="the kernel killed it for memory")
+        if isinstance(self._process, Fork) and code == Fork.LOST:
+            return CallResult(outcome=Outcome.CRASHED, reason="server_lost", message="the process and the server that forked it are gone")
         if code >= 0:
             return CallResult(outcome=Outcome.CRASHED, reason="exit", returncode=code, message=f"the process ended with exit code {code}")
         name = signal.Signals(-code).name
         return CallResult(outcome=Outcome.CRASHED, reason=name, returncode=code, message=f"the process died of {name}")
 
 
-class _Forked:
-    """A worker forked from the server, with what a `_Worker` needs of a Popen."""
-
-    def __init__(self, pipe: Connection) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(_PRELOADED))
-        with _STARTING, _environment(_child_environment(Settings())):  # the server reads it when it starts
-            self._process = context.Process(target=_serve_forked, args=(pipe,))
-            self._process.start()
-        self.pid = self._process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("a forked worker", timeout)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
+def _start(pipe: Connection, settings: Settings) -> Fork | subprocess.Popen:
+    if settings.is_forked:
+        with contextlib.suppress(ServerLost):  # killed for memory, say: without it the process takes longer to start, no more
+            return _FORKS.fork(pipe, _child_environment(settings))
+    return _popen(pipe, settings)
 
 
 def _popen(pipe: Connection, settings: Settings) -> subprocess.Popen:
@@ -239,19 +227,6 @@ def _popen(pipe: Connection, settings: Settings) -> subprocess.Popen:
         [sys.executable, "-m", "vramlab.isolate", str(pipe.fileno())], pass_fds=[pipe.fileno()], start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=settings.output, stderr=settings.output, env=_child_environment(settings),
     )
-
-
-@contextlib.contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """This process's environment is `wanted` for a while."""
-    before = dict(os.environ)
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name in wanted.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _child_environment(settings: Settings) -> dict[str, str]:
@@ -300,13 +275,6 @@ def _serve(pipe: Connection) -> None:
         if isinstance(request, _Build):
             step, result = result.value, replace(result, value=None)
         _answer(pipe, result)
-
-
-def _serve_forked(pipe: Connection) -> None:
-    """`_serve` in a fork, which first leaves the process group of its server."""
-    os.setsid()
-    with contextlib.suppress(EOFError), pipe:
-        _serve(pipe)
 
 
 def _leave_when_closed(pipe: Connection, call: Call) -> None:
@@ -368,10 +336,14 @@ def _synchronizer() -> Callable[[], None]:
 
 
 def main() -> None:
-    """`python -m vramlab.isolate FD`: serve the pipe on this file descriptor."""
+    """`python -m vramlab.isolate FD`: serve the pipe on this file descriptor. `--forks FD`: fork processes that do."""
     from vramlab import isolate  # the classes that the parent pickles by name, not those of `__main__`
 
-    with contextlib.suppress(EOFError), Connection(int(sys.argv[1])) as pipe:
+    what, fd = sys.argv[-2], int(sys.argv[-1])
+    connection = serve_forks(fd, _PRELOADED) if what == "--forks" else Connection(fd)
+    if connection is None:  # the server, whose parent is gone
+        return
+    with contextlib.suppress(EOFError), connection as pipe:
         isolate._serve(pipe)
 
 

@@ -1,0 +1,184 @@
+"""The server of forks killed, stopped and shared; forks killed; callers killed: nobody hangs, nothing is left, each death is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vramlab.forks import Fork, ForkServer, ServerLost
+from vramlab.isolate import Call, Settings, run_isolated
+from vramlab.record import Outcome
+
+# A fork answers what it is asked until the pipe closes; asked for a number, it ends with it.
+SERVER = """
+import os, signal, sys
+from vramlab.forks import serve_forks
+pipe = serve_forks(int(sys.argv[1]), ["numpy", "no_such_module"])
+while pipe is not None:
+    question = pipe.recv()
+    if isinstance(question, int):
+        sys.exit(question)
+    pipe.send(eval(question))
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    forks = ForkServer([sys.executable, "-c", SERVER])
+    yield forks
+    forks.close()
+
+
+def forked(server: ForkServer) -> tuple[Fork, Connection]:
+    ours, theirs = Pipe()
+    with theirs:
+        return server.fork(theirs, os.environ), ours
+
+
+def answer(server: ForkServer, question: str):
+    fork, pipe = forked(server)
+    with pipe:
+        pipe.send(question)
+        value = pipe.recv()
+        pipe.send(0)
+        assert fork.wait(10) == 0
+    return value
+
+
+def killed(server: ForkServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+
+
+def test_a_fork_leads_a_group_and_holds_nothing_of_its_server(server):
+    first, held = forked(server)
+    pid, group, fds = answer(server, "(os.getpid(), os.getpgid(0), len(os.listdir('/proc/self/fd')))")
+    assert pid == group != first.pid
+    assert fds == 3 + 1 + 1  # the standard ones, its pipe, and the folder that is being read
+    held.close()
+    assert first.wait(10) == 1  # EOFError, as in any process
+
+
+def test_a_fork_has_signals_and_randomness_of_its_own(server):
+    assert answer(server, "signal.getsignal(signal.SIGINT) is signal.default_int_handler")
+    draws = [answer(server, "__import__('numpy').random.random()") for _ in range(2)]
+    assert draws[0] != draws[1]
+    assert len({answer(server, "__import__('random').random()") for _ in range(2)}) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_the_death_of_a_fork_is_told(server, number):
+    fork, _ = forked(server)
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork.wait(0.05)
+    os.kill(fork.pid, number)
+    assert fork.wait(10) == -number == fork.wait()
+
+
+def test_an_exit_code_is_told(server):
+    fork, pipe = forked(server)
+    pipe.send(7)
+    assert fork.wait(10) == 7
+
+
+def test_a_killed_server_is_started_anew(server):
+    answer(server, "1")
+    before = server.pid
+    killed(server)
+    assert answer(server, "2") == 2
+    assert server.pid != before
+
+
+def test_a_server_killed_while_a_fork_is_asked_for(server):
+    answer(server, "1")
+    os.kill(server.pid, signal.SIGSTOP)
+    threading.Timer(0.3, killed, [server]).start()
+    assert answer(server, "2") == 2
+
+
+def test_a_fork_outlives_its_server_and_its_end_is_unknown(server):
+    fork, pipe = forked(server)
+    killed(server)
+    assert fork.wait(10) == Fork.LOST
+    pipe.send("3")
+    assert pipe.recv() == 3
+    pipe.close()
+
+
+def test_a_server_that_cannot_start_is_lost():
+    with pytest.raises(ServerLost):
+        forked(ForkServer(["false"]))
+
+
+def test_without_a_server_a_worker_starts_anew(monkeypatch):
+    monkeypatch.setattr("vramlab.isolate._FORKS", ForkServer(["false"]))
+    result = run_isolated(Call(function="isolated_work.state_of_torch"), settings=Settings(is_forked=True))
+    assert result.value[0] is False
+
+
+def test_threads_share_a_server_and_leave_no_descriptor(server):
+    answer(server, "0")
+    before = len(os.listdir("/proc/self/fd"))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda i: answer(server, str(i)), range(12))) == list(range(12))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert psutil.Process(server.pid).children() == []
+
+
+def test_a_closed_server_is_reaped(server):
+    answer(server, "1")
+    pid = server.pid
+    server.close()
+    assert server.pid is None and not psutil.pid_exists(pid)
+
+
+def test_a_fork_of_the_caller_does_not_use_its_server(server):
+    answer(server, "1")
+    child = os.fork()
+    if not child:
+        os._exit(0 if server.pid is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+CALLER = """
+import os, signal, sys
+import vramlab.isolate as isolate
+server = "from vramlab import isolate; isolate._PRELOADED = (); isolate.main()"
+isolate._FORKS = isolate.ForkServer([sys.executable, "-c", server, "--forks"])
+print(isolate.run_isolated(isolate.Call(function="os.getpid"), settings=isolate.Settings(is_forked=True)).value, isolate._FORKS.pid)
+sys.stdout.flush()
+if len(sys.argv) > 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["killed"]], ids=["ends", "killed"])
+def test_a_script_without_a_guard_leaves_nothing_behind(tmp_path, arguments):
+    """Its main module is not run again in a fork, its temporary folder may have any length, and nothing is left in it."""
+    temporary = tmp_path / ("long" * 40)
+    temporary.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(CALLER)
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, str(script), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(root)})
+    assert done.returncode == (-signal.SIGKILL if arguments else 0), done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1  # two, had a fork run the script too
+    _, left = psutil.wait_procs([psutil.Process(pid) for pid in map(int, lines[0].split()) if psutil.pid_exists(pid)], timeout=10)
+    assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_fork_whose_server_is_gone_too_is_lost():
+    result = run_isolated(Call(function="isolated_work.die_with_parent"), settings=Settings(is_forked=True))
+    assert (result.outcome, result.reason, result.returncode) == (Outcome.CRASHED, "server_lost", None)

@@ -1,0 +1,186 @@
+"""A server that has imported modules, and forks of it: processes that need not import them again.
+
+    parent                          server                         fork
+    ForkServer.fork(pipe)  ---->    fork()              ---->      leaves its server's group, says its pid, serves the pipe
+    Fork.wait()            <----    the exit code
+
+A socket pair leads to the server and nothing on the disk does, so that a parent killed at any moment leaves no file; nothing of the
+parent's main module is run again; and a fork ends as any other process does. The server ends when its parent's end of the pair closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from multiprocessing.connection import Connection
+
+_SAID = struct.Struct("=cq")  # what is said on the pipe of a fork: its pid by the fork, then its exit code by the server
+_PID, _CODE = b"p", b"c"
+_ENDING_SECONDS = 5.0  # how long a server whose parent closed the pair may take to go
+
+
+class ServerLost(Exception):
+    """The server died before there was a fork."""
+
+
+class ForkServer:
+    """The parent's end. The server starts with the first fork, and anew when it was lost; threads may share it.
+
+    `command` starts it: the descriptor of its end of the pair is appended, and it must come to `serve_forks`.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command, self._starting, self._owner = tuple(command), threading.Lock(), 0
+        self._process: subprocess.Popen | None = None
+        self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, None while there is none."""
+        return self._process.pid if self._process is not None and self._owner == os.getpid() else None
+
+    def fork(self, pipe: Connection, environment: Mapping[str, str]) -> Fork:
+        """A fork that serves `pipe`. `environment` is the server's if it has yet to start. ServerLost when it dies at that, twice."""
+        with self._starting:
+            try:
+                return self._forked(pipe, environment)
+            except ServerLost:
+                self._close()
+            return self._forked(pipe, environment)
+
+    def close(self) -> None:
+        """End the server; forks that still run are their callers'."""
+        with self._starting:
+            self._close()
+
+    def _forked(self, pipe: Connection, environment: Mapping[str, str]) -> Fork:
+        if self.pid is None:  # not this process's either, where a parent forked with its server
+            self._start(environment)
+        said, tell = os.pipe()
+        try:
+            socket.send_fds(self._control, [b"f"], [pipe.fileno(), tell])
+        except OSError as error:
+            os.close(said)
+            raise ServerLost("the server of forks is gone") from error
+        finally:
+            os.close(tell)
+        return Fork(said)
+
+    def _start(self, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen([*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                                             stdin=subprocess.DEVNULL, env=dict(environment))
+        self._owner = os.getpid()
+
+    def _close(self) -> None:
+        if self.pid is not None:
+            self._control.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDING_SECONDS)
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+class Fork:
+    """A forked process by the pipe on which it and its server speak of it, with what its caller needs of a Popen."""
+
+    LOST = 255  # its exit code where its server died before it did
+
+    def __init__(self, said: int) -> None:
+        self._said, self._code = said, None
+        kind, self.pid = self._read()
+        if kind != _PID:
+            os.close(said)
+            raise ServerLost("the fork died before it was one")
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal. subprocess.TimeoutExpired when it still runs."""
+        if self._code is None:
+            poll = select.poll()  # `select.select` refuses descriptors over 1023
+            poll.register(self._said, select.POLLIN)
+            if not poll.poll(None if timeout is None else 1000 * timeout):
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+            kind, code = self._read()
+            self._code = code if kind == _CODE else self.LOST
+            os.close(self._said)
+        return self._code
+
+    def kill(self) -> None:
+        """Kill it, unless it is known to have ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _read(self) -> tuple[bytes, int]:
+        body = os.read(self._said, _SAID.size)  # so few bytes are written whole or not at all
+        return _SAID.unpack(body) if body else (b"", 0)
+
+
+# --- the server's side ---------------------------------------------------------------------------------------------------
+def serve_forks(control_fd: int, modules: Sequence[str]) -> Connection | None:
+    """Import `modules`, then fork on request. Returns in each fork the pipe that it is to serve, in the server None when all is over."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to judge
+    for name in modules:
+        with contextlib.suppress(Exception):  # a fork that needs it meets the same error and has somebody to tell
+            import_module(name)
+    wake_read, wake_write = os.pipe()
+    for end in (wake_read, wake_write):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, each death writes to the pipe that wakes the loop
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    tells: dict[int, int] = {}
+    with socket.socket(fileno=control_fd) as control:
+        while True:
+            readable, _, _ = select.select([control, wake_read], [], [])
+            if wake_read in readable:
+                os.read(wake_read, 4096)
+                _report_deaths(tells)
+            if control in readable:
+                request, fds, _, _ = socket.recv_fds(control, 1, 2)
+                if not request:
+                    return None
+                pipe, tell = fds
+                pid = os.fork()
+                if not pid:
+                    return _become_fork(pipe, tell, [wake_read, wake_write, *tells.values()])
+                os.close(pipe)
+                tells[pid] = tell
+
+
+def _report_deaths(tells: dict[int, int]) -> None:
+    while tells:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        if pid in tells:
+            tell = tells.pop(pid)
+            with contextlib.suppress(BrokenPipeError):  # the caller went
+                os.write(tell, _SAID.pack(_CODE, os.waitstatus_to_exitcode(status)))
+            os.close(tell)
+
+
+def _become_fork(pipe: int, tell: int, others: Sequence[int]) -> Connection:
+    """In the fork: a group of its own, signals as in any process, nothing of the server's open, randomness of its own."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for end in others:
+        os.close(end)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # Python's own generator does so by itself, torch's is the same in every new process
+    with contextlib.suppress(BrokenPipeError):
+        os.write(tell, _SAID.pack(_PID, os.getpid()))
+    os.close(tell)
+    return Connection(pipe)
