@@ -16,6 +16,7 @@ from vramlab import __version__
 from vramlab.collection import Library
 from vramlab.device import DeviceProfile
 from vramlab.errors import WorkflowError
+from vramlab.planner import parse_bytes
 from vramlab.record import hash_config
 from vramlab.workflow import Host, expand, load_workflow
 from vramlab.workflow_notes import notes
@@ -620,3 +621,18 @@ def test_no_workflow_brings_a_profile_of_its_own(shelf):
     (shelf / "mine.json").write_text("{}")
     for name in ("mine", "./mine.json", "../mine", "H100"):
         assert problems(shelf, BASE + f"targets: ['sim:{name}']\n")[0].startswith("workflows/small.yaml:8:11: targets: ")
+
+
+@pytest.mark.parametrize("size, nbytes", [
+    ("9007199254740993", 9007199254740993), ("0.1MiB", 104857), ("1.5GiB", 3 * 2**29), (" 6 GB ", 6 * 10**9), ("1.0", 1),
+])
+def test_a_size_is_exact(size, nbytes):
+    """The first has no float of its own."""
+    assert parse_bytes(size) == nbytes
+
+
+@pytest.mark.parametrize("size", ["9" * 39 + "GiB", "9" * 400 + "GiB", "9" * 5000, 2**62, "4194304TiB", "1.0000000000000000001", "0", True])
+def test_a_size_that_is_none_is_refused_in_a_short_line(size):
+    with pytest.raises(ValueError) as refused:
+        parse_bytes(size)
+    assert "is no size" in str(refused.value) and len(str(refused.value)) < 200

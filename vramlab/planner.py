@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 from vramlab.device import DeviceProfile
@@ -15,6 +16,7 @@ from vramlab.tape import Tape
 _UNITS = {"": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
           "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 UNLIMITED = 2**62
+_LONGEST_NUMBER = 40  # characters; more say no more, and fill the line of a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +36,16 @@ def parse_bytes(text: str | int) -> int:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if not match or match[2] not in _UNITS:
             raise ValueError(f"{text!r} is no size; write for example 6GiB, 6GB, 512MiB or a number of bytes")
-        value, unit = float(match[1]), match[2]
-        if _UNITS[unit] == 1 and not value.is_integer():
+        if len(match[1]) > _LONGEST_NUMBER:
+            raise ValueError(f"a number of {len(match[1])} digits is no size")
+        value, unit = Fraction(match[1]), match[2]
+        if _UNITS[unit] == 1 and value.denominator != 1:
             raise ValueError(f"{text!r} is no size: a part of a byte; write a unit, for example 1.5GiB")
     nbytes = int(value * _UNITS[unit])
     if nbytes <= 0:
         raise ValueError(f"{text!r} is no size: it must be above zero")
+    if nbytes >= UNLIMITED:
+        raise ValueError(f"{text!r} is no size: no device has 4 EiB or more")
     return nbytes
 
 

@@ -181,7 +181,11 @@ def _decompress(data: bytes) -> bytes:
 
 
 class ProcessTree:
-    """Memory, processor time and I/O of a process and its children, this sampler left out."""
+    """Memory, processor time and I/O of a process and its children, this sampler left out.
+
+    Resident memory is summed over the processes: a page that several share, a library's code or what a fork has from its server, counts in
+    each. Counting it once means reading every page's entry, milliseconds a process, under the lock by which that process allocates.
+    """
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = psutil.Process(pid), clock
