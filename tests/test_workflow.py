@@ -636,3 +636,17 @@ def test_a_size_that_is_none_is_refused_in_a_short_line(size):
     with pytest.raises(ValueError) as refused:
         parse_bytes(size)
     assert "is no size" in str(refused.value) and len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("line, told", [
+    ("model: {name: , width: 8}", "key 'name' is missing"),
+    ("measure: {timeout_seconds: 604801}", "604800"),
+    ("measure: {steps: 2147483648}", "2147483647"),
+])
+def test_what_no_cell_could_run_is_refused_at_its_place(shelf, line, told):
+    text = "schema: 1\nname: t\ntitle: T\nbatch_sizes: [4]\nmethods: [eager]\n"
+    text += line if line.startswith("model") else f"model: {{name: toy}}\n{line}"
+    (shelf / "t.yaml").write_text(text + "\n")
+    with pytest.raises(WorkflowError) as refused:
+        load_workflow("t.yaml", Library([shelf]))
+    assert str(refused.value).startswith(f"t.yaml:{text.count(chr(10)) + 1}:") and told in str(refused.value)

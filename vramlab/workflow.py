@@ -145,7 +145,7 @@ def _children(node: Node, key: str) -> list[Node]:
 
 def _check_model(node: Node | None, library: Library) -> Any:
     name = node.get("name") or node if node is not None else None
-    if name is not None and isinstance(name.value, dict):
+    if name is not None and (isinstance(name.value, dict) or name is not node and name.value is None):
         yield Problem(name.mark, "model: key 'name' is missing")
     if name is None or not isinstance(name.value, str):
         return None

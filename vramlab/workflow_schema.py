@@ -76,7 +76,8 @@ def _check_claimed(value: Any) -> Any:
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$", max_length=100)]  # becomes the name of a folder
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]  # a week; the system's own timers end at 24 days
 Budgets = Annotated[list[Annotated[Any, AfterValidator(_check_budget)]], Field(min_length=1)]
 
 
@@ -120,8 +121,8 @@ class Measure(Strict):
     time: bool = True
     peak: bool = True
     sensitivity: bool = False  # plan and simulate again with link and FLOP/s 20 % off; of simulated targets
-    timeout_seconds: Count = 1800
-    plan_timeout_seconds: Count = 600
+    timeout_seconds: Seconds = 1800
+    plan_timeout_seconds: Seconds = 600
 
 
 class Search(Strict):

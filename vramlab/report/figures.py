@@ -286,7 +286,8 @@ def _series(values: Sequence[Any]) -> list[tuple[float, float]]:
 
 
 TELEMETRY_PANELS = (
-    ("memory", "memory (MiB)", MIB, (("gpu_memory_used_bytes", "GPU memory in use"), ("rss_bytes", "resident host memory, shared pages in each process"))),
+    ("memory", "memory (MiB)", MIB, (("gpu_memory_used_bytes", "GPU memory in use"),
+                                     ("rss_bytes", "resident host memory, shared pages in each process"))),
     ("use", "use (%, 100 = one core)", 1, (("gpu_busy_percent", "GPU busy"), ("cpu_percent", "processor"))),
     ("power", "power (W)", 1, (("power_watts", "GPU board"),)),
     ("temperature", "temperature (\u00b0C)", 1, (("temperature_celsius", "GPU"),)),
