@@ -53,7 +53,8 @@ def main() -> None:
             rows.append(row)
             if row["peak_bytes"] and row["peak_ratio"] < 0.995:
                 rows += [bench.measure({"name": name}, row["peak_bytes"]) for name in options.methods.split(",")]
-            keep(f"peers-{options.model}", rows, {"model": options.model, "drift": bench.noise.to_json(), "rows": [summary(r) for r in rows]})
+            keep(f"peers-{options.model}", rows, {"model": options.model, "drift": bench.noise.to_json(),
+                                                  "rows": [summary(r) for r in rows]})
 
 
 class Bench:
