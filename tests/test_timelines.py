@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from vramlab.record import RunRecord, Truth
 from vramlab.report import render
 from vramlab.report.timeline_data import MOST_MODULES, OTHERS, groups_by_module, kept_instants, timeline_json
 from vramlab.report.timelines import choose, timelines
+from vramlab.report.words import count_of
 from vramlab.runs import load_run
 from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule, Wait
 from vramlab.simulate import simulate
@@ -201,6 +203,12 @@ def spoil(what: str, folder: Path) -> None:
         (cell / "tape.json.gz").write_bytes((cell / "tape.json.gz").read_bytes()[:200])
     elif what == "another tape":
         swapping_tape("other").save(cell / "tape.json.gz")
+    elif what == "a tape at odds with itself":
+        body = swapping_tape().to_json()
+        body["tensors"][2][0] = 99
+        (cell / "tape.json.gz").write_bytes(gzip.compress(json.dumps(body).encode(), mtime=0))
+        tape, schedule = Tape.from_json(body), Schedule.load(cell / "schedule.json.gz")
+        replace(schedule, tape_digest=tape.digest).save(cell / "schedule.json.gz")
     elif what == "another peak":
         replace(record, predicted={**record.predicted, "peak_bytes": PEAK_BYTES + 1}).save(cell / "record.json")
     elif what == "another time":
@@ -213,6 +221,7 @@ def spoil(what: str, folder: Path) -> None:
     ("no tape", "no tape.json.gz beside its record"), ("no schedule", "no schedule.json.gz beside its record"),
     ("torn", "a tape or schedule that cannot be read (EOFError)"),
     ("another tape", "a schedule that is not legal on its tape (tape-mismatch)"),
+    ("a tape at odds with itself", "a tape that is inconsistent in itself (IndexError)"),
     ("another peak", "files whose simulated peak is not the record's"),
     ("another time", "files whose simulated step time is not the record's"),
     ("no link", "copies to the host over a link that its record does not tell"),
@@ -231,9 +240,13 @@ def test_a_run_without_files_says_why_and_carries_no_script(tmp_path):
 
 
 def test_what_finds_no_room_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("vramlab.report.timelines.MOST_BYTES", 10)
-    found = timelines(load_run(write_drawable(tmp_path / "run")))
-    assert [cell.name for cell in found.cells] == ["eager"] and "1 cell: no room for more in one report" in found.notes[0]
+    run = load_run(write_drawable(tmp_path / "run"))
+    whole = len(timelines(run).data)
+    for limit, drawn in ((whole, 2), (whole - 600, 1), (10, 0)):
+        monkeypatch.setattr("vramlab.report.timelines.MOST_BYTES", limit)
+        found = timelines(run)
+        assert len(found.cells) == drawn and len(found.data) <= whole
+        assert drawn == 2 or f"{count_of(2 - drawn, 'cell')}: no room for more in one report" in found.notes[0]
 
 
 def test_the_same_records_give_the_same_bytes_without_torch(tmp_path):

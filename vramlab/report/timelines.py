@@ -34,6 +34,7 @@ from vramlab.trace import Trace
 
 MOST_CELLS, MOST_BYTES = 16, 5_000_000  # of timelines in one report, beside 5 MB of plotly.js
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
+NO_ROOM = "no room for more in one report"
 EXACT_SECONDS = 1e-6  # share: the same sums in the same order
 
 
@@ -66,41 +67,48 @@ class Timelines:
 def timelines(run: Run) -> Timelines:
     """Eager and the best method at each budget, of each group of step cells, while there is room."""
     chosen, left_out = choose(run)
-    cells, tapes, drawn, room = [], _Tapes(), [], MOST_BYTES
     folders = {cell.cell_id: cell.folder for cell in run.cells}
+    page = _Page()
     for record in chosen:
-        has_room = len(cells) < MOST_CELLS and room > 0
-        found = simulated(record, folders[record.cell_id]) if has_room else Absent("no room for more in one report")
-        if isinstance(found, Absent):
+        found = Absent(NO_ROOM) if page.is_full else simulated(record, folders[record.cell_id])
+        if not isinstance(found, Absent):
+            found = page.add(where_in_words(run, record), name_of(run, record), _lines(record), *found)
+        if found:
             left_out[found.reason] += 1
-            continue
-        where, name = where_in_words(run, record), name_of(run, record)
-        cells.append({"name": name, "where": where, "tape": tapes.index(found[0].tape)} | timeline_json(*found) | _lines(record))
-        drawn.append(Drawn(index=len(drawn), where=where, name=name, rows=tuple(peak_rows(*found))))
-        room -= len(json.dumps(cells[-1])) + tapes.new_bytes()
-    data = in_script({"keys": KEYS, "tapes": tapes.bodies, "cells": cells}) if cells else ""
-    return Timelines(cells=tuple(drawn), data=data, notes=tuple(_notes(run, len(cells), left_out)))
+    data = in_script({"keys": KEYS, "tapes": page.tapes, "cells": page.cells}) if page.cells else ""
+    return Timelines(cells=tuple(page.drawn), data=data, notes=tuple(_notes(run, len(page.cells), left_out)))
 
 
-class _Tapes:
-    """The tapes of the cells, each once."""
+class _Page:
+    """What is drawn so far: cells, and the tape of each, once."""
 
     def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self._index: dict[str, int] = {}
-        self._new_bytes = 0
+        self.cells: list[dict[str, Any]] = []
+        self.tapes: list[dict[str, Any]] = []
+        self.drawn: list[Drawn] = []
+        self._digests: list[str] = []
+        self._room = MOST_BYTES
 
-    def index(self, tape: Tape) -> int:
-        if tape.digest not in self._index:
-            self._index[tape.digest] = len(self.bodies)
-            self.bodies.append(tape_json(tape))
-            self._new_bytes += len(json.dumps(self.bodies[-1]))
-        return self._index[tape.digest]
+    @property
+    def is_full(self) -> bool:
+        return len(self.cells) >= MOST_CELLS
 
-    def new_bytes(self) -> int:
-        """Of the tapes that came since this was asked last."""
-        new, self._new_bytes = self._new_bytes, 0
-        return new
+    def add(self, where: str, name: str, lines: Mapping[str, int | None], checked: CheckedSchedule, trace: Trace) -> Absent | None:
+        """Add a cell, or say why not."""
+        digest = checked.tape.digest
+        is_new = digest not in self._digests
+        tapes = [tape_json(checked.tape)] if is_new else []
+        index = len(self.tapes) if is_new else self._digests.index(digest)
+        body = {"name": name, "where": where, "tape": index} | timeline_json(checked, trace) | lines
+        nbytes = len(_compact([body, *tapes]))
+        if nbytes > self._room:
+            return Absent(NO_ROOM)
+        self._room -= nbytes
+        self.cells.append(body)
+        self.tapes += tapes
+        self._digests += [digest] if is_new else []
+        self.drawn.append(Drawn(index=len(self.drawn), where=where, name=name, rows=tuple(peak_rows(checked, trace))))
+        return None
 
 
 def name_of(run: Run, record: RunRecord) -> str:
@@ -160,6 +168,8 @@ def simulated(record: RunRecord, folder: Path) -> tuple[CheckedSchedule, Trace] 
         return device
     try:
         checked = check_schedule(tape, schedule)
+    except UNREADABLE as error:
+        return Absent(f"a tape that is inconsistent in itself ({type(error).__name__})")
     except ScheduleError as error:
         return Absent(f"a schedule that is not legal on its tape ({error.rule})")
     return _as_recorded(record, checked, simulate(checked, device))
@@ -219,8 +229,11 @@ def _reasons(left_out: Mapping[str, int]) -> str:
 
 def in_script(body: Mapping[str, Any]) -> str:
     """JSON that no HTML parser can leave by: what could open or close an element, or end a line of script, is written as \\uXXXX."""
-    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
-    return "".join(_escaped(text))
+    return "".join(_escaped(_compact(body)))
+
+
+def _compact(body: Any) -> str:
+    return json.dumps(body, separators=(",", ":"), allow_nan=False)
 
 
 def _escaped(text: str) -> Iterable[str]:
