@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from vramlab.cell import _judge_peak, run_cell
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import PERTURBATIONS, load_profile
 from vramlab.record import Outcome, RunRecord, Truth, hash_config
+from vramlab.report.timelines import simulated
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
 from vramlab.workflow import Host, single_cell
@@ -88,6 +90,17 @@ def test_what_libraries_keep_is_in_the_budget_and_in_no_plan(tmp_path):
     draft = SimpleNamespace(measured=measured, facts={"budget_bytes": 1100, "predicted": predicted})
     _judge_peak(draft)
     assert (measured["prediction_error_bytes"], measured["over_budget_bytes"], measured["is_peak_accounted_for"]) == (0, 0, True)
+
+
+def test_a_cell_that_copies_can_be_simulated_again_from_its_files(tmp_path):
+    """Its record tells the device, the link included; without that nobody could say when a copy ends."""
+    record = run(tmp_path, methods=["vdnn"], budgets=["80%"])
+    assert (record.outcome, record.truth) == (Outcome.OK, Truth.EXACT), record.message
+    checked, trace = simulated(record, tmp_path / "cell")
+    assert record.predicted["offloads"] == trace.metrics.offloads > 0 and checked.peak_bytes == record.predicted["peak_bytes"]
+    assert trace.metrics.step_seconds == record.predicted["step_seconds"]
+    told = {key: value for key, value in record.predicted.items() if key != "device"}
+    assert "link" in simulated(replace(record, predicted=told), tmp_path / "cell").reason
 
 
 def test_a_simulated_cell_measures_nothing_and_says_so(tmp_path):

@@ -143,6 +143,22 @@ def test_another_format_is_refused():
         Tape.from_json(chain(1).to_json() | {"format": 99})
 
 
+@pytest.mark.parametrize("where, words", [
+    (("tensors", 0, 0), "storage 99; it has"), (("tensors", 0, 0), "storage -1"), (("ops", 0, "inputs", 0), "tensor 99"),
+    (("ops", 0, "outputs", 0), "tensor 99"), (("loss",), "tensor 99"), (("ops", 0, "mutates"), "storage"),
+    (("ops", 0, "takeover"), "storage"),
+])
+def test_an_id_that_names_nothing_is_refused(where, words):
+    """Compiled loops would read beyond their arrays."""
+    body = json.loads(json.dumps(chain(1).to_json()))
+    inner = body
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = {"mutates": [99], "takeover": [0, 99]}.get(where[-1], -1 if "-1" in words else 99)
+    with pytest.raises(ValueError, match=f"the tape names {words}"):
+        Tape.from_json(body)
+
+
 def test_seconds_do_not_change_the_digest():
     tape = chain(3)
     timed = tape.with_costs([0.125 * i for i in range(len(tape.ops))])

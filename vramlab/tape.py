@@ -224,7 +224,7 @@ class Tape:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Tape:
-        """Inverse of `to_json`. ValueError on another format version."""
+        """Inverse of `to_json`. ValueError on another format version, and where an id names nothing: compiled loops trust them."""
         if body.get("format") != FORMAT_VERSION:
             raise ValueError(f"tape format {body.get('format')!r}, this vramlab reads {FORMAT_VERSION}")
         storages = tuple(
@@ -236,6 +236,9 @@ class Tape:
             for i, (s, d, shape, strides, o) in enumerate(body["tensors"])
         )
         ops = tuple(_op_from_json(i, op) for i, op in enumerate(body["ops"]))
+        written = (s for op in ops for s in (*op.mutates, *(op.takeover or ())))
+        _check_ids("storage", len(storages), [*(t.storage for t in tensors), *written])
+        _check_ids("tensor", len(tensors), [body["loss"], *(t for op in ops for t in (*op.inputs, *op.outputs) if t is not None)])
         return cls(ops=ops, tensors=tensors, storages=storages, loss=body["loss"],
                    device_type=body["device_type"], batch_size=body["batch_size"],
                    micro_batches=tuple(body.get("micro_batches", ())))
@@ -253,6 +256,12 @@ class Tape:
 
 _OP_DEFAULTS = {"mutates": (), "takeover": None, "is_eager_inplace": False, "is_random": False,
                 "throwaway_state": False, "seconds": 0.0, "flops": 0, "workspace_bytes": 0, "variants": ()}
+
+
+def _check_ids(what: str, count: int, ids: Sequence[int]) -> None:
+    for i in ids:
+        if not isinstance(i, int) or not 0 <= i < count:
+            raise ValueError(f"the tape names {what} {i!r}; it has {count}")
 
 
 def _op_to_json(op: Op) -> dict[str, Any]:

@@ -156,23 +156,28 @@ def _why_not(record: RunRecord) -> str:
 
 def simulated(record: RunRecord, folder: Path) -> tuple[CheckedSchedule, Trace] | Absent:
     """A cell's schedule on the device of its record, once more: the record's own peak and step time, or why there is none."""
-    try:
-        tape, schedule = Tape.load(folder / TAPE_FILE), Schedule.load(folder / SCHEDULE_FILE)
-    except FileNotFoundError as error:
-        why = record.missing.get("predicted")
-        return Absent(f"no {Path(error.filename).name} beside its record{f' ({why})' if why else ''}")
-    except UNREADABLE as error:
-        return Absent(f"a tape or schedule that cannot be read ({type(error).__name__})")
+    schedule = _read(Schedule, record, folder / SCHEDULE_FILE)
+    if isinstance(schedule, Absent):
+        return schedule
     device = device_of(record, schedule)
-    if isinstance(device, Absent):
-        return device
+    tape = device if isinstance(device, Absent) else _read(Tape, record, folder / TAPE_FILE)
+    if isinstance(tape, Absent):
+        return tape
     try:
         checked = check_schedule(tape, schedule)
-    except UNREADABLE as error:
-        return Absent(f"a tape that is inconsistent in itself ({type(error).__name__})")
     except ScheduleError as error:
         return Absent(f"a schedule that is not legal on its tape ({error.rule})")
     return _as_recorded(record, checked, simulate(checked, device))
+
+
+def _read(kind: type[Tape] | type[Schedule], record: RunRecord, path: Path) -> Tape | Schedule | Absent:
+    try:
+        return kind.load(path)
+    except FileNotFoundError:
+        why = record.missing.get("predicted")
+        return Absent(f"no {path.name} beside its record{f' ({why})' if why else ''}")
+    except UNREADABLE as error:
+        return Absent(f"a {path.name} that cannot be read ({type(error).__name__})")
 
 
 def _as_recorded(record: RunRecord, checked: CheckedSchedule, trace: Trace) -> tuple[CheckedSchedule, Trace] | Absent:
