@@ -191,7 +191,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         judged = [r for r in rows if (r["model"], r["profile"]) == (model, profile) and won(r, "dqn") is not None]
         wins = sum(bool(won(r, "dqn")) for r in judged)
         cells = [model, profile, f"{wins} of {len(judged)}", mean([best_of(r["rivals"]) for r in judged])]
-        cells += [mean([r["agents"].get(agent, {"ratio": None})["ratio"] for r in judged]) for agent in AGENTS]
+        asked = [agent for agent in AGENTS if all(agent in r["agents"] for r in judged)]
+        cells += [mean([r["agents"][agent]["ratio"] for r in judged]) if agent in asked else "not asked" for agent in AGENTS]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
