@@ -17,7 +17,8 @@ from vramlab.record import Verdict
 from vramlab.report.claims import RULES, PaperClaim, Question, expectation
 
 ROOT = Path(__file__).parent.parent
-WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "workflows").glob("*.yaml"))}
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "workflows").glob("*.yaml"))
+             if path.name != "artifact.yaml"}
 PAPERS = {claim["id"]: claim for claim in yaml.safe_load((ROOT / "reports" / "claims.yaml").read_text())["claims"]}
 HEADINGS = ["Abstract", "Artifact check-list (meta-information)", "Description", "How to access", "Hardware dependencies",
             "Software dependencies", "Data sets", "Models and methods", "Installation", "Experiment workflow",

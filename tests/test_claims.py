@@ -11,7 +11,7 @@ from hand_made import CLAIMS, ENVIRONMENT, MIB, full_grid, make_record, measured
 
 from vramlab.record import Outcome, Truth, Verdict
 from vramlab.report.claims import RULES, ClaimResult, Finding, PaperClaim, judge, load_claims
-from vramlab.report.summary import _answer
+from vramlab.report.summary import _claims_in_words
 from vramlab.runs import Cell, Run
 from vramlab.workflow_schema import CLAIM_RULES
 
@@ -261,11 +261,11 @@ def test_a_ratio_that_a_workflow_derives_has_not_the_unit_of_the_papers_table():
 
 def test_what_is_recalled_of_a_paper_is_shown_and_never_counted():
     def told(*counted: bool, verdict=Verdict.REPRODUCED) -> str:
-        return _answer([_result(is_read, verdict) for is_read in counted])
+        return _claims_in_words([_result(is_read, verdict) for is_read in counted])
 
-    assert told(True, True, False) == ("Of 2 tests of claims: 2 reproduced (2 by simulation). "
+    assert told(True, True, False) == ("2 tests of claims. Simulated, not measured: 2 reproduced. "
                                        "1 further test of claims that are recalled, not read, is not counted.")
-    assert told(True) == "Of 1 test of claims: 1 reproduced (1 by simulation)."
+    assert told(True) == "1 test of claims. Simulated, not measured: 1 reproduced."
     assert told(False, False) == "All 2 tests are of claims that are recalled, not read: they are shown and not counted."
 
 

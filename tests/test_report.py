@@ -170,7 +170,9 @@ def test_the_first_screen_says_it_in_words(page):
     first = words_between(page, "Asked", "Graded by rule")
     for words in ("Every number is known.", "Measured on Test Processor 9000, 2 cores.", "Simulated, not measured, for v100-32gb",
                   "16 cells of 16 planned have a record: 14 ok, 1 plan infeasible and 1 wrong",
-                  "Of 4 tests of claims: 4 reproduced (2 by simulation).", "Claimed: 40 to 70 %; obtained: 60.5 % (experiment memory).",
+                  "4 tests of claims. Measured: 2 reproduced. Simulated, not measured: 2 reproduced.",
+                  "2 of 16 cells do not count: 1 plan infeasible and 1 wrong.",
+                  "Claimed: 40 to 70 %; obtained: 60.5 % (experiment memory).",
                   "resnet50 b16 checkpoint 40 % on cpu: plan infeasible: the smallest it can reach is 700 MiB",
                   "resnet50 b16 broken 60 % on cpu: does not count: the cell ended as wrong: the gradient of conv1.weight differs",
                   "experiment gpu on cuda:0: left out: no NVIDIA GPU"):
@@ -196,12 +198,13 @@ def test_an_interval_of_few_pairs_is_told_to_be_one(tmp_path, pairs, is_told):
 def test_the_fastest_method_at_a_budget_is_told_with_its_rivals(page, tmp_path):
     rows = [[text.replace("\u00a0", " ") for text in row] for row in page.tables["Fastest method at each budget"]]
     cpu = "resnet50, batch 16, Test Processor 9000, 2 cores"
-    assert rows[4] == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62; 10 pairs)", "measured", "\u2013"]
+    assert rows[4] == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62; 10 pairs)", "measured",
+                       "1 of 2 methods", "no other kept it"]
     ratios = {"delta": 1.30, "checkpoint": 1.33, "slow": 1.5}
     close = [measured_step(method, 450, budget="50%", ratio=ratio) for method, ratio in ratios.items()]
     close.append(replace(measured_step("wrong", 1, budget="50%", ratio=1.0), truth=Truth.WRONG))
     best = render_page(tmp_path, close).tables["Fastest method at each budget"][1]
-    assert (best[2], best[6]) == ("delta", "checkpoint")
+    assert (best[2], best[7]) == ("delta", "checkpoint")
 
 
 def test_a_claim_shows_both_values_both_baselines_hardware_and_evidence(page, grid):
@@ -315,7 +318,7 @@ def test_a_run_that_has_not_begun_renders_and_claims_nothing(tmp_path):
         (folder / "cells" / record.cell_id / "record.json").unlink()
     page = Page(render(folder).read_text())
     assert "0 cells of 2 planned have a record" in page.text and "not run yet" in page.text
-    assert "Of 4 tests of claims: 4 not testable here." in page.text
+    assert "4 tests of claims. Without evidence: 4 not testable here." in page.text
     assert "No telemetry" in page.text and "No cell has numbers to draw." in page.text
 
 

@@ -30,6 +30,7 @@ from vramlab.schema import Strict, shown, validate
 from vramlab.yaml_nodes import Node, Problem, find, key_place, nearest, one_of, plain, raise_problems, read_yaml
 
 SHELVES = ("methods", "models", "workflows", "reports")
+ARTIFACT_FILE = "artifact.yaml"  # the authors' answers to checklists, beside the workflows
 _PACKAGE = Path(__file__).resolve().parent
 _NAME = re.compile(r"[a-z0-9]+([-_.][a-z0-9]+)*")
 _NOT_SOURCE = {"__pycache__"}
@@ -296,7 +297,8 @@ class Library:
     @cached_property
     def workflow_paths(self) -> dict[str, list[Path]]:
         """Name -> workflow files with that name."""
-        return self._paths("workflows/*.yaml", lambda path: path.stem, lambda path: path)
+        found = self._paths("workflows/*.yaml", lambda path: path.stem, lambda path: path)
+        return {name: paths for name, paths in found.items() if f"{name}.yaml" != ARTIFACT_FILE}
 
     def method(self, name: str) -> Method:
         """By name, alias or uid. UnknownName says what there is; WorkflowError lists what is wrong with its card."""

@@ -62,7 +62,8 @@ def _check_data(value: str) -> str:
     return value
 
 
-def _check_schema(value: Any) -> Any:
+def check_schema(value: Any) -> Any:
+    """The schema's number, before pydantic reads it. ValueError for what only equals it."""
     if isinstance(value, bool | float):  # true and 1.0 equal 1
         raise ValueError("must be the whole number 1")
     return value
@@ -226,7 +227,7 @@ class Experiment(Settings):
 class WorkflowFile(Settings):
     """The whole file."""
 
-    version: Annotated[Literal[1], BeforeValidator(_check_schema)] = Field(alias="schema")
+    version: Annotated[Literal[1], BeforeValidator(check_schema)] = Field(alias="schema")
     name: Name
     title: str
     description: str = ""

@@ -17,6 +17,7 @@ from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.record import Outcome, RunRecord
+from vramlab.report.authors import check_beside
 from vramlab.report.words import (
     DASH, FEW_PAIRS, budget_in_words, bytes_in_words, count_of, is_of_few_pairs, is_simulated, seconds_in_words,
 )
@@ -35,6 +36,7 @@ def open_library(extra: Sequence[Path]) -> Library:
 def run(file: str, overrides: Sequence[str], device: str, results: Path, extra: Sequence[Path], *, is_dry: bool, as_json: bool) -> int:
     """Run or resume; the exit code."""
     workflow = load_workflow(file, open_library(extra), overrides)
+    check_beside(Path(workflow.path), workflow.name, workflow.library)  # told now, not by the report after hours
     plan = expand(workflow, detect_host(device))
     _print_notes(notes(workflow, plan.host.platform))
     if is_dry:
@@ -186,6 +188,7 @@ def _disk_in_words(plan: Plan, results: Path) -> str:
 def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_json: bool) -> int:
     """Check for both platforms and count the cells of each. WorkflowError lists what is wrong."""
     workflow = load_workflow(file, open_library(extra), overrides)
+    check_beside(Path(workflow.path), workflow.name, workflow.library)
     plans = {"cpu": expand(workflow, Host("cpu")), "cuda": expand(workflow, Host("cuda:0", 1))}
     _print_notes(notes(workflow))
     if as_json:

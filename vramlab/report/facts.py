@@ -58,9 +58,9 @@ def _environment(e: Evidence) -> Mapping[str, Any] | None:
 def program(e: Evidence) -> Fact:
     """Models and harness."""
     environment = _environment(e)
-    if not e.values("model") or not environment:
-        return Open("no cell has run")
-    harness = environment.get("software", {}).get("vramlab")
+    harness = (environment or {}).get("software", {}).get("vramlab")
+    if not e.values("model") or not harness:
+        return Open("no cell has run, or none says with which vramlab")
     return f"Training steps of {join_words(e.values('model'))}, run by vramlab {harness}; both are part of the artifact", (RUN_LINK,)
 
 

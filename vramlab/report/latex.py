@@ -19,6 +19,7 @@ import jinja2
 from vramlab import __version__
 from vramlab.collection import Library, built_in_collection
 from vramlab.record import write_atomically
+from vramlab.report.authors import answers_of
 from vramlab.report.checklists import Answered, answer_all, load_checklists
 from vramlab.report.claims import ClaimResult, expectation
 from vramlab.report.evidence import Evidence
@@ -148,7 +149,7 @@ def appendix(evidence: Evidence, library: Library) -> str:
     """The text of appendix.tex."""
     run = evidence.run
     paths = [path for path in library.report_files("checklists/*.yaml")]
-    (answered,) = answer_all([c for c in load_checklists(paths) if c.id == CHECKLIST], evidence)
+    (answered,) = answer_all([c for c in load_checklists(paths) if c.id == CHECKLIST], evidence, answers_of(run, library))
     answers = {answer.item.id: answer for answer in answered.answers}
     fields = [a for name, a in answers.items() if not name.startswith("AE-S")]
     tables = [table for table in (make(run) for make in TABLES) if table.rows]
@@ -162,11 +163,11 @@ def appendix(evidence: Evidence, library: Library) -> str:
 
 
 def _answer(found: Answered) -> Tex:
-    """From evidence as it is; a draft, or what is open, says so: nobody takes it for an author's word."""
+    """From evidence as it is; the authors' word, a draft and what is open say so: nobody takes one for another."""
     if found.basis == "open":
         return Tex(f"\\emph{{Open: {escape(found.justification)}.}}")
-    draft = " \\emph{(A draft, for the authors to confirm.)}" if found.basis == "draft" else ""
-    return Tex(f"{escape(found.justification)}.{draft}")
+    said = {"draft": " \\emph{(A draft, for the authors to confirm.)}", "author": " \\emph{(The authors' word, no evidence.)}"}
+    return Tex(f"{escape(found.justification.rstrip('.'))}.{said.get(found.basis, '')}")
 
 
 def _minutes(run: Run) -> str:

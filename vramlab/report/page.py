@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import jinja2
 from markupsafe import Markup
@@ -12,7 +12,8 @@ from vramlab import __version__
 from vramlab.collection import Library, built_in_collection, find_collections
 from vramlab.errors import WorkflowError
 from vramlab.record import RunRecord, Verdict, write_atomically
-from vramlab.report.checklists import AnsweredChecklist, answer_all, load_checklists
+from vramlab.report.authors import answers_of, is_address
+from vramlab.report.checklists import BASES, AnsweredChecklist, answer_all, load_checklists
 from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
@@ -48,7 +49,7 @@ def page(run: Run, library: Library) -> str:
     """The page as text."""
     known, evidence = load_claims(library.report_files("claims.yaml")), evidence_of(run, library)
     claims, telemetry, telemetry_missing = evidence.claims, evidence.telemetry, evidence.telemetry_missing
-    checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence)
+    checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence, answers_of(run, library))
     looks = Looks(run)
     figures = {"methods": methods_figure(run, looks), "budget": budget_figures(run, looks), "training": training_figures(run, looks),
                "telemetry": telemetry_figures(telemetry)}
@@ -61,7 +62,10 @@ def page(run: Run, library: Library) -> str:
                     for g in run.workflow.get("untestable") or ()],
         tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),
         notes={key: found.note for key, found in figures.items()}, telemetry=_telemetry(run, telemetry, telemetry_missing),
-        checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), environments=_environments(evidence),
+        checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), bases=BASES,
+        contradictions=[(c.checklist.id, a) for c in checklists for a in c.contradictions], is_address=is_address,
+        beyond_evidence=[(c.checklist.id, a, reason) for c in checklists for a, reason in c.beyond_evidence],
+        environments=_environments(evidence),
         metrics=METRICS, command=command(evidence), dash=DASH, timelines=_timelines(timelines(run), reports),
         style=Markup((reports / "styles" / "report.css").read_text(encoding="utf-8")),
     )
@@ -167,15 +171,20 @@ def _telemetry(run: Run, found: Mapping[str, Any], missing: Mapping[str, str]) -
 
 
 def _checklist(found: AnsweredChecklist) -> dict[str, Any]:
-    counts = found.counts
-    return {"checklist": found.checklist, "answers": found.answers,
-            "counts": f"{counts['auto']} answered from evidence, {counts['draft']} drafted, {counts['open']} open"}
+    return {"checklist": found.checklist, "answers": found.answers, "counts": _counted([found])}
 
 
 def _totals(checklists: tuple[AnsweredChecklist, ...]) -> str:
-    totals = {basis: sum(found.counts[basis] for found in checklists) for basis in ("auto", "draft", "open")}
-    return (f"{totals['auto']} items answered from evidence, {totals['draft']} drafted for a person to confirm, {totals['open']} open, "
-            f"of {sum(totals.values())} in {count_of(len(checklists), 'checklist')}")
+    items = sum(len(found.answers) for found in checklists)
+    return f"{count_of(items, 'item')} in {count_of(len(checklists), 'checklist')}: {_counted(checklists)}"
+
+
+def _counted(checklists: Sequence[AnsweredChecklist]) -> str:
+    """Only evidence and the authors answer: a draft is as open as what has none."""
+    auto, author, draft, bare = (sum(found.counts[basis] for found in checklists) for basis in BASES)
+    who = join_words([f"{auto} from evidence", *([f"{author} by the authors"] if author else [])])
+    drafted = f" ({draft} with a draft to be confirmed)" if draft else ""
+    return f"{auto + author} answered, {who}; {draft + bare} open{drafted}"
 
 
 def _environments(evidence: Evidence) -> list[list[tuple[str, str]]]:

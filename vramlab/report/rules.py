@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
-from vramlab.record import Outcome
+from vramlab.record import Outcome, Truth
 from vramlab.report import facts
 from vramlab.report.evidence import RUN_LINK, Evidence
 from vramlab.report.facts import CELLS_LINK, CLAIMS_LINK, ENVIRONMENT_LINK, METRICS_LINK, Fact, Open
@@ -186,12 +186,13 @@ def effects(e: Evidence) -> Answer | Open:
     for record in e.measured:
         host = [record.measured.get(key) for key in ("rss_peak_bytes", "pinned_host_bytes", "host_peak_bytes")]
         for name, value in {"peak": record.measured.get("peak_bytes"), "step time": record.measured.get("step_seconds"),
-                            "host memory": next((v for v in host if v is not None), None)}.items():
+                            "host memory": next((v for v in host if v is not None), None),
+                            "bit-for-bit agreement with eager": True if record.truth is Truth.EXACT else None}.items():
             if value in (None, []):
                 lacking[name] = lacking.get(name, 0) + 1
     if lacking:
         told = join_words(f"{name} in {count_of(n, 'cell')}" for name, n in lacking.items())
-        return Answer("present", f"not measured: {told}", (CELLS_LINK,))
+        return Answer("present", f"not there: {told}", (CELLS_LINK,))
     told = f"peak, step time, host memory and bit-for-bit agreement with eager in all {len(e.measured)} measured cells"
     return Answer("avoided", told, (CELLS_LINK,))
 

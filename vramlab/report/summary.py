@@ -8,27 +8,15 @@ from typing import Any, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth, Verdict
 from vramlab.report.claims import ClaimResult
-from vramlab.report.points import is_sound
-from vramlab.report.figures import peak_of, step_groups, where_in_words
+from vramlab.report.fastest import Best, fastest
 from vramlab.report.tables import why_void
 from vramlab.report.words import (
-    budget_in_words, bytes_in_words, count_of, counts, interval_in_words, is_of_few_pairs, is_simulated_target, join_words,
-    seconds_in_words, significant, simulated_ratio, target_in_words,
+    budget_in_words, bytes_in_words, count_of, counts, is_simulated_target, join_words, seconds_in_words, target_in_words,
 )
 from vramlab.runs import Run
 
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """The fastest method at one budget among those that kept it bit for bit."""
-
-    where: str  # model, batch, hardware
-    budget: str
-    method: str
-    peak: str
-    time: str
-    is_simulated: bool
-    rivals: str  # methods that cannot be told apart from it, "" when none
+INEXACT = (Truth.WITHIN_NOISE, Truth.SEMANTICS_CHANGED)
+WRONG, OVER_BUDGET, FAILED, NO_RECORD, DOUBTFUL, ANSWER = range(6)  # the gravest first: a reader may stop early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +36,14 @@ class Summary:
     hardware: tuple[str, ...]
     answer: str
     best: tuple[Best, ...]
-    invalid: tuple[Invalid, ...]  # and what has no number
+    standing: str  # how many cells count, and how many do not for which reason
+    invalid: tuple[Invalid, ...]  # and what has no number; the gravest first
 
 
 def summarise(run: Run, claims: Sequence[ClaimResult]) -> Summary:
     """Words from records alone."""
-    return Summary(asked=_asked(run), ran=_ran(run), hardware=tuple(_hardware(run)), answer=_answer(claims), best=tuple(_best(run)),
-                   invalid=tuple(_invalid(run)))
+    return Summary(asked=_asked(run), ran=_ran(run), hardware=tuple(_hardware(run)), answer=_answer(run, claims), best=tuple(fastest(run)),
+                   standing=_standing(run), invalid=tuple(_invalid(run)))
 
 
 def _asked(run: Run) -> str:
@@ -63,7 +52,8 @@ def _asked(run: Run) -> str:
     models = join_words(dict.fromkeys(str(c.get("model")) for c in configs))
     methods = join_words(dict.fromkeys(cell.label for cell in run.cells))
     budgets = join_words(dict.fromkeys(budget_in_words(c) for c in configs if c.get("budget") is not None))
-    scope = f"Models: {models or 'none'}. Methods: {methods or 'none'}. Budgets: {budgets or 'none'}."
+    batches = join_words(dict.fromkeys(str(c["batch_size"]) for c in configs if c.get("batch_size") is not None))
+    scope = f"Models: {models or 'none'}. Batch sizes: {batches or 'none'}. Methods: {methods or 'none'}. Budgets: {budgets or 'none'}."
     return f"{description} {scope}".strip()
 
 
@@ -88,66 +78,79 @@ def _hardware(run: Run) -> list[str]:
     return sentences
 
 
-def _answer(claims: Sequence[ClaimResult]) -> str:
+def _answer(run: Run, claims: Sequence[ClaimResult]) -> str:
+    left = len(run.cells) - len(run.records)
+    verb = "has" if left == 1 else "have"
+    unfinished = f"This run is not complete: {left} of {count_of(len(run.cells), 'cell')} {verb} no record. " if left else ""
+    return unfinished + _claims_in_words(claims)
+
+
+def _claims_in_words(claims: Sequence[ClaimResult]) -> str:
+    """Verdicts on measured and on simulated evidence apart."""
     if not claims:
         return "The workflow names no claim of a paper; the tables below are the answer."
     counted = [c for c in claims if c.counts]
     recalled = len(claims) - len(counted)
     if not counted:
         return f"All {count_of(recalled, 'test')} are of claims that are recalled, not read: they are shown and not counted."
-    parts = []
-    for verdict in Verdict:
-        hits = [c for c in counted if c.finding.verdict is verdict]
-        if hits:
-            simulated = sum(bool(c.finding.is_simulated) for c in hits) if verdict is not Verdict.NOT_TESTABLE_HERE else 0
-            parts.append(f"{len(hits)} {verdict}{f' ({simulated} by simulation)' if simulated else ''}")
-    verb = "is" if recalled == 1 else "are"
-    beside = f" {count_of(recalled, 'further test')} of claims that are recalled, not read, {verb} not counted." if recalled else ""
-    return f"Of {count_of(len(counted), 'test')} of claims: {join_words(parts)}.{beside}"
+    told = [f"{count_of(len(counted), 'test')} of claims."]
+    tested = [c for c in counted if c.finding.verdict is not Verdict.NOT_TESTABLE_HERE]
+    for basis, is_simulated in (("Measured", False), ("Simulated, not measured", True)):
+        found = Counter(c.finding.verdict for c in tested if bool(c.finding.is_simulated) is is_simulated)
+        told += [f"{basis}: {join_words(f'{found[verdict]} {verdict}' for verdict in Verdict if found[verdict])}."] if found else []
+    if untested := len(counted) - len(tested):
+        told.append(f"Without evidence: {untested} {Verdict.NOT_TESTABLE_HERE}.")
+    if recalled:
+        verb = "is" if recalled == 1 else "are"
+        told.append(f"{count_of(recalled, 'further test')} of claims that are recalled, not read, {verb} not counted.")
+    return " ".join(told)
 
 
-def _best(run: Run) -> list[Best]:
-    found = []
-    for group in step_groups(run):
-        kept = [r for r in group if r.config.get("budget") is not None and is_sound(r) and step_ratio(r)]
-        for budget in dict.fromkeys(budget_in_words(r.config) for r in kept):
-            found.append(_best_of(run, [r for r in kept if budget_in_words(r.config) == budget]))
-    return found
+def _standing(run: Run) -> str:
+    """`2 of 16 cells do not count: 1 wrong and 1 plan infeasible. 1 exceeded its budget.`"""
+    if not run.records:
+        return "No cell has a record: nothing counts." if run.cells else "The workflow has no cells."
+    void = Counter(_outcome_in_words(r) for r in run.records if not counts(r))
+    left = len(run.cells) - len(run.records)
+    number = void.total() + left
+    reasons = join_words([f"{n} {word}" for word, n in void.most_common()] + ([f"{left} without a record"] if left else []))
+    told = [f"{number} of {count_of(len(run.cells), 'cell')} {'does' if number == 1 else 'do'} not count: {reasons}." if number else
+            f"All {count_of(len(run.cells), 'cell')} count."]
+    over = sum(bool(r.measured.get("over_budget_bytes")) for r in run.records)
+    told += [f"{count_of(over, 'cell')} exceeded {'its budget' if over == 1 else 'their budgets'}."] if over else []
+    return " ".join([*told, *_truth_in_words(run)])
 
 
-def step_ratio(record: RunRecord) -> tuple[float, float, float] | None:
-    """(median, low, high) of step time / eager's: measured, or simulated on both sides on a simulated device."""
-    if is_simulated_target(record.config):
-        ratio = simulated_ratio(record)
-        return ratio and (ratio,) * 3
-    ratio = record.measured.get("ratio") or {}
-    values = tuple(ratio.get(key) for key in ("median", "low", "high"))
-    return None if None in values else values
+def _truth_in_words(run: Run) -> list[str]:
+    """Whether what counts computes what eager computes."""
+    measured = [r for r in run.records if counts(r) and not is_simulated_target(r.config)]
+    if not measured:
+        return ["Nothing that was measured counts: no cell shows that it computes what eager PyTorch computes."]
+    inexact = Counter(r.truth for r in measured if r.truth in INEXACT)
+    if not inexact:
+        return ["Every measured number that counts is of a step that equals eager PyTorch's bit for bit."]
+    return [f"{count_of(n, 'cell')} {'is' if n == 1 else 'are'} {_spaced(truth)}: shown, no ground for a verdict."
+            for truth, n in inexact.items()]
 
 
-def _best_of(run: Run, records: Sequence[RunRecord]) -> Best:
-    best = min(records, key=lambda r: step_ratio(r)[0])
-    rivals = [run.label(r) for r in records if r is not best and step_ratio(r)[1] <= step_ratio(best)[2]]
-    is_simulated = is_simulated_target(best.config)
-    time = f"{significant(step_ratio(best)[0], 3)}" if is_simulated else _in_words(best.measured["ratio"])
-    peak = peak_of(best)
-    share = f", {100 * peak / best.eager_peak_bytes:.1f} % of eager's" if best.eager_peak_bytes and peak else ""
-    return Best(where=where_in_words(run, best), budget=budget_in_words(best.config), method=run.label(best),
-                peak=f"{bytes_in_words(peak)}{share}", time=time, is_simulated=is_simulated, rivals=join_words(rivals))
+def _outcome_in_words(record: RunRecord) -> str:
+    """The outcome; of a cell that ended well and does not count, its truth."""
+    return _spaced(record.truth if record.outcome is Outcome.OK else record.outcome)
 
 
-def _in_words(ratio: Mapping[str, Any]) -> str:
-    return interval_in_words(ratio) + (", few: no interval of 95 %" if is_of_few_pairs(ratio) else "")
+def _spaced(word: Outcome | Truth) -> str:
+    return str(word).replace("_", " ")
 
 
 def _invalid(run: Run) -> list[Invalid]:
-    """Cells whose numbers do not count, cells without a record, budgets that were exceeded, experiments left out."""
-    found: dict[str, list[str]] = {}
+    """Cells whose numbers do not count, cells without a record, budgets that were exceeded, experiments left out: what says that something
+    is wrong before what is merely out of reach."""
+    found: dict[tuple[int, str], list[str]] = {}
     for cell in run.cells:
-        reasons = [cell.problem] if cell.record is None else _faults(cell.record)
+        reasons = [(NO_RECORD, cell.problem)] if cell.record is None else _faults(cell.record)
         for reason in reasons:
             found.setdefault(reason, []).append(_name(cell.config, cell.label))
-    listed = [Invalid(what=_listed(names), why=reason) for reason, names in found.items()]
+    listed = [Invalid(what=_listed(found[key]), why=key[1]) for key in sorted(found, key=lambda key: key[0])]
     return listed + [_left_out(out) for out in run.plan.get("left_out", ())]
 
 
@@ -156,17 +159,19 @@ def _left_out(out: Mapping[str, Any]) -> Invalid:
     return Invalid(what=f"experiment {out.get('experiment')}{where}", why=f"left out: {out.get('reason')}")
 
 
-def _faults(record: RunRecord) -> list[str]:
+def _faults(record: RunRecord) -> list[tuple[int, str]]:
+    """(how grave, why) of each fault."""
     faults = []
     if void := why_void(record):
         detail = _smallest_in_words(record) or record.message or record.reason.replace("_", " ")
         is_answer = record.outcome in (Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED)  # data about the method, not a failure of the run
-        what = str(record.outcome).replace("_", " ") if is_answer else void
-        faults.append(f"{what}: {detail}" if detail else what)
+        what = _spaced(record.outcome) if is_answer else void
+        is_wrong = Truth.WRONG is record.truth or record.outcome is Outcome.WRONG
+        faults.append((WRONG if is_wrong else ANSWER if is_answer else FAILED, f"{what}: {detail}" if detail else what))
     if over := record.measured.get("over_budget_bytes"):
-        faults.append(f"exceeded its budget by {bytes_in_words(over)}")
-    if record.truth in (Truth.WITHIN_NOISE, Truth.SEMANTICS_CHANGED) and counts(record):
-        faults.append(f"truth is {str(record.truth).replace('_', ' ')}: shown, but no ground for a verdict")
+        faults.append((OVER_BUDGET, f"exceeded its budget by {bytes_in_words(over)}"))
+    if record.truth in INEXACT and counts(record):
+        faults.append((DOUBTFUL, f"truth is {_spaced(record.truth)}: shown, but no ground for a verdict"))
     return faults
 
 

@@ -22,7 +22,7 @@ from vramlab.errors import ScheduleError
 from vramlab.record import RunRecord
 from vramlab.report.figures import step_groups, where_in_words
 from vramlab.report.points import is_sound
-from vramlab.report.summary import step_ratio
+from vramlab.report.fastest import step_ratio
 from vramlab.report.tables import reason_for, why_void
 from vramlab.report.timeline_data import KEYS, peak_rows, tape_json, timeline_json
 from vramlab.report.words import budget_in_words, count_of, counts, is_simulated_target
