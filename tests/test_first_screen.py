@@ -128,3 +128,9 @@ def test_a_share_of_a_simulated_eager_peak_says_so(tmp_path):
     for is_simulated, words in ((True, "59.0 % of eager's simulated peak"), (False, "59.0 % of eager's")):
         (best,) = summary(tmp_path / words[-4:], [replace(DELTA, eager_peak_is_simulated=is_simulated)]).best
         assert best.peak.endswith(words)
+
+
+def test_a_verdict_that_is_not_good_tells_why(tmp_path):
+    text = screen(tmp_path / "a", [infeasible_step("delta", "60%")])
+    assert "obtained: \u2013 (experiment memory): no bit-exact cell of delta has a peak beside one of eager." in text
+    assert "(experiment memory)." in screen(tmp_path / "b", [EAGER, DELTA])
