@@ -198,8 +198,9 @@ def test_an_interval_of_few_pairs_is_told_to_be_one(tmp_path, pairs, is_told):
 def test_the_fastest_method_at_a_budget_is_told_with_its_rivals(page, tmp_path):
     rows = [[text.replace("\u00a0", " ") for text in row] for row in page.tables["Fastest method at each budget"]]
     cpu = "resnet50, batch 16, Test Processor 9000, 2 cores"
-    assert rows[4] == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62; 10 pairs)", "measured",
-                       "1 of 2 methods", "no other kept it"]
+    (row,) = (row for row in rows if row[:2] == [cpu, "40 %"])
+    assert row == [cpu, "40 %", "delta", "395.0 MiB, 39.5 % of eager's", "1.60 (1.58 to 1.62; 10 pairs)", "measured",
+                   "1 of 2 methods", "no other kept it"]
     ratios = {"delta": 1.30, "checkpoint": 1.33, "slow": 1.5}
     close = [measured_step(method, 450, budget="50%", ratio=ratio) for method, ratio in ratios.items()]
     close.append(replace(measured_step("wrong", 1, budget="50%", ratio=1.0), truth=Truth.WRONG))
