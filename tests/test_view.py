@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from hand_made import measured_step, write_run
 from no_torch import ROOT, command_of
 
 from vramlab.cli import main
+from vramlab.collection import Library
 from vramlab.errors import EnvironmentUnable
+from vramlab.report.page import page
 from vramlab.report.view import POLL_SECONDS, Server, Viewer
+from vramlab.runs import load_run
 
 RECORDS = [measured_step("eager", 1000), measured_step("delta", 595, budget="60%"), measured_step("checkpoint", 700, budget="80%")]
 
@@ -68,7 +72,7 @@ def test_the_page_and_the_files_that_it_links_to(serve, folder):
     server = serve()
     status, headers, body = ask(server, "/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8") and "3 records" in body
-    assert body.rstrip().endswith("</body>") and 'fetch("/version"' in body and "hidden>3 of 3 cells" in body
+    assert body.rstrip().endswith("</body>") and 'fetch("/version"' in body
     name = f"cells/{RECORDS[0].cell_id}/record.json"
     status, headers, body = ask(server, f"/{name}")
     assert (status, body) == (200, (folder / name).read_text()) and headers["X-Content-Type-Options"] == "nosniff"
@@ -133,19 +137,61 @@ def test_the_page_is_made_anew_when_a_record_is_written_and_only_then(serve, fol
     server = serve(render)
     first = ask(server, "/")[2]
     state = json.loads(ask(server, "/version")[2])
-    assert (state["done"], state["planned"]) == (2, 3) and state["version"] in first
-    assert "2 of 3 cells are done; this page follows the run" in first and "hidden" not in first
-    assert ask(server, "/")[2] == first and made == [2]
+    assert (state["done"], state["planned"]) == (2, 3) and f'"{state["version"]}"' in first
+    assert "2 records" in ask(server, "/")[2] == first and made == [2]
     last.save(folder / "cells" / last.cell_id / "record.json")
-    assert json.loads(ask(server, "/version")[2])["version"] != state["version"]
+    assert ask(server, "/")[2] == first, "the page that is whole is shown until the next one is"
+    wait_for(lambda: json.loads(ask(server, "/version")[2])["version"] != state["version"])
     assert "3 records" in ask(server, "/")[2] and made == [2, 3]
+    assert json.loads(ask(server, "/version")[2])["done"] == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_that_cannot_be_made_is_tried_once_and_the_last_one_stays(serve, folder):
+    made = []
+
+    def render(folder: Path) -> str:
+        made.append(1)
+        if len(made) > 1:
+            raise RuntimeError("no page")
+        return "<p>records</p></body>"
+
+    server = serve(render)
+    assert ask(server, "/")[0] == 200
+    (folder / "run.json").touch()
+    for _ in range(5):
+        assert ask(server, "/version")[0] == 200
+        time.sleep(0.05)
+    assert made == [1, 1] and "<p>records" in ask(server, "/")[2]
+
+
+def test_many_that_ask_at_once_have_one_page_made(serve, folder):
+    made = []
+
+    def render(folder: Path) -> str:
+        made.append(1)
+        time.sleep(0.3)
+        return "<p>records</p></body>"
+
+    server = serve(render)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [*pool.map(lambda _: ask(server, "/"), range(8))]
+    assert {status for status, _, _ in answers} == {200} and made == [1]
+    (folder / "run.json").touch()
+    with ThreadPoolExecutor(8) as pool:
+        assert {status for status, _, _ in pool.map(lambda _: ask(server, "/version"), range(8))} == {200}
+    wait_for(lambda: json.loads(ask(server, "/version")[2])["version"] == server.viewer.version())
+    assert made == [1, 1]
 
 
 def test_a_run_that_goes_away_is_told(serve, folder):
-    server = serve()
+    server, other = serve(), serve()
+    assert ask(other, "/")[0] == 200
     (folder / "run.json").unlink()
-    status, _, body = ask(server, "/")
+    status, _, body = ask(serve(lambda folder: page(load_run(folder), Library(()))), "/")
     assert status == 503 and "run.json cannot be read" in body
+    assert ask(server, "/version")[0] == 503
+    assert ask(other, "/")[0] == 200 and ask(other, "/version")[0] == 503, "the last page stays"
 
 
 def test_a_port_that_is_taken_is_one_line(folder, capsys):

@@ -199,6 +199,9 @@ def view(
 ) -> None:
     """Serve a run's report on this machine's loopback address. The page follows a run that goes on; Ctrl-C ends it.
 
+    Pages are made on idle processor time only, so that step times that are being measured stay what they are; on a busy machine that
+    takes long.
+
     On a machine without a screen: ssh -L PORT:127.0.0.1:PORT HOST, then open the address that is printed.
     """
     from vramlab.cli.reports import view as serve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Sequence
@@ -45,11 +46,15 @@ def report(runs: Sequence[str], results: Path, extra: Sequence[Path], *, kind: s
 
 
 def view(name: str, results: Path, extra: Sequence[Path], port: int) -> int:
-    """Serve a run's report on the loopback address until Ctrl-C, or until it is told to end otherwise."""
+    """Serve a run's report on the loopback address until Ctrl-C, or until it is told to end otherwise.
+
+    On idle processor time only: pages are made beside a run whose step times may be measured just now.
+    """
     from vramlab.report.page import page
     from vramlab.report.view import Server, Viewer
     from vramlab.runs import load_run
 
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     library = Library(find_collections(extra))
     viewer = Viewer(resolve_run(name, results).folder, lambda folder: page(load_run(folder), library))
     viewer.state()  # a run that cannot be read is told now, not in the browser

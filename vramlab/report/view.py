@@ -1,6 +1,7 @@
 """A run's report on this machine's loopback address, made anew whenever a record is written.
 
-    /                  the report; a few lines in it ask for the version every two seconds and load the page again when it is another
+    /                  the report as it was last made; a few lines in it ask for the version every two seconds and load the page again
+                       when a newer one is ready
     /version           {"version": ..., "done": ..., "planned": ...}
     /cells/...         files of the run's folder, as the report links to them; nothing outside it, no hidden file
 
@@ -30,29 +31,40 @@ _TYPES = {".json": "application/json", ".csv": "text/csv; charset=utf-8", ".pdf"
 _TEXT = "text/plain; charset=utf-8"  # of all else, HTML that is not our page above all: it must not run
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-_REFRESH = """<div id="going" role="status" style="position:fixed;right:1rem;bottom:1rem;padding:.4rem .8rem;border-radius:.4rem;
-background:Canvas;color:CanvasText;border:1px solid"%(hidden)s>%(done)d of %(planned)d cells are done; this page follows the run</div>
+_FOLLOW = """<div id="going" role="status" style="position:fixed;right:1rem;bottom:1rem;padding:.4rem .8rem;border-radius:.4rem;
+background:Canvas;color:CanvasText;border:1px solid" hidden></div>
 <script>
-setInterval(async () => {
-  try {
-    const found = await (await fetch("/version", {cache: "no-store"})).json();
-    if (found.version !== "%(version)s") location.reload();
-  } catch (ended) { document.getElementById("going").textContent = "the server has ended; this page stays as it is"; }
-}, %(milliseconds)d);
+(() => {
+  const note = document.getElementById("going");
+  const tell = words => { note.hidden = !words; note.textContent = words; };
+  const follow = async () => {
+    try {
+      const answer = await fetch("/version", {cache: "no-store"});
+      if (!answer.ok) return tell("the run cannot be read just now");
+      const found = await answer.json();
+      if (found.version !== "VERSION") { clearInterval(timer); location.reload(); return; }
+      tell(found.done < found.planned ? `${found.done} of ${found.planned} cells are done; this page follows the run` : "");
+    } catch (ended) { tell("the server has ended; this page stays as it is"); }
+  };
+  const timer = setInterval(follow, MILLISECONDS);
+  follow();
+})();
 </script>
 </body>"""
 
 
 class Viewer:
-    """The report of one run, rendered when its records are others than those it was rendered from. `render(folder)` gives the page."""
+    """The report of one run; `render(folder)` gives the page. One is made at a time, and the last one is shown until the next is whole."""
 
     def __init__(self, folder: Path, render: Callable[[Path], str]) -> None:
         self.folder, self._render = Path(folder).resolve(), render
-        self._lock = threading.Lock()  # one page at a time: matplotlib's settings are the process's
-        self._page: tuple[str, str] = ("", "")
+        self._making = threading.Lock()  # matplotlib's settings are the process's
+        self._shown: tuple[str, str] | None = None  # (version, page)
+        self._tried = ""  # the version that a page was last begun for: what fails is not begun again every two seconds
+        self._counted: tuple[str, int, int] = ("", 0, 0)  # (version, done, planned)
 
     def version(self) -> str:
-        """Changes with every record that is written, and with run.json."""
+        """Of the records as they lie: changes with every record that is written, and with run.json."""
         found = hashlib.sha256()
         for path in sorted([self.folder / RUN_FILE, *self.folder.glob(f"cells/*/{RECORD_FILE}")]):
             try:
@@ -63,23 +75,37 @@ class Viewer:
         return found.hexdigest()[:16]
 
     def state(self) -> dict[str, str | int]:
-        """The version, and how many cells are done of how many."""
-        version, cells = self.version(), load_run(self.folder).cells
-        return {"version": version, "done": sum(is_done(cell.record) for cell in cells), "planned": len(cells)}
+        """The version of the page that is shown, and how many cells are done of how many. Begins to make the next page where records are
+        newer. WorkflowError when run.json cannot be read."""
+        version = self.version()
+        if self._counted[0] != version:
+            cells = load_run(self.folder).cells
+            self._counted = version, sum(is_done(cell.record) for cell in cells), len(cells)
+        if self._shown and version not in (self._shown[0], self._tried) and self._making.acquire(blocking=False):
+            threading.Thread(target=self._make_and_release, daemon=True).start()
+        return {"version": self._shown[0] if self._shown else version, "done": self._counted[1], "planned": self._counted[2]}
 
     def page(self) -> str:
-        """The report with the lines that keep it fresh. WorkflowError when run.json cannot be read."""
-        with self._lock:
-            state = self.state()
-            if self._page[0] != state["version"]:
-                self._page = str(state["version"]), self._fresh(state)
-            return self._page[1]
+        """The page that is shown; the first one is waited for. WorkflowError when run.json cannot be read."""
+        if self._shown is None:
+            with self._making:
+                if self._shown is None:
+                    self._make()
+        return self._shown[1]
 
-    def _fresh(self, state: dict[str, str | int]) -> str:
-        hidden = " hidden" if state["done"] == state["planned"] else ""
-        lines = _REFRESH % {**state, "hidden": hidden, "milliseconds": 1000 * POLL_SECONDS}
+    def _make(self) -> None:
+        version = self._tried = self.version()  # before the records are read: one that is written meanwhile makes a newer version
+        lines = _FOLLOW.replace("VERSION", version).replace("MILLISECONDS", f"{1000 * POLL_SECONDS:.0f}")
         before, _, after = self._render(self.folder).rpartition("</body>")
-        return f"{before}{lines}{after}"
+        self._shown = version, f"{before}{lines}{after}"
+
+    def _make_and_release(self) -> None:
+        try:
+            self._make()
+        except WorkflowError:
+            pass  # run.json is gone or torn: `state` says so to whoever asks, and its next version is tried
+        finally:
+            self._making.release()
 
     def file(self, path: str) -> Path | None:
         """The file of the run's folder that a URL's path names; None when it is none, hidden, or outside, through links too."""
