@@ -22,6 +22,7 @@ from vramlab.record import write_atomically
 from vramlab.report.authors import answers_of
 from vramlab.report.checklists import Answered, answer_all, load_checklists
 from vramlab.report.claims import ClaimResult, expectation
+from vramlab.report.drawing import plain_label
 from vramlab.report.evidence import Evidence
 from vramlab.report.facts import METRICS, command
 from vramlab.report.page import TABLES, evidence_of
@@ -32,6 +33,8 @@ from vramlab.runs import Run, load_run
 
 APPENDIX_TEX, REPORT_TEX = "appendix.tex", "report.tex"
 CHECKLIST = "ctuning-ae"
+BREAK = r"\1\\allowbreak{}"
+LONGEST_ENTRY = 48  # characters of one entry: a table is shrunk to the page, and one long list would make it too small to read
 ROWS_A_TABLE = 40  # a float is never longer than a page
 TABLES_A_CHUNK = 8  # LaTeX holds only so many floats back
 
@@ -79,8 +82,8 @@ def _is_latin(character: str) -> bool:
 
 
 def verbatim(text: Any) -> Tex:
-    """A command as it is typed."""
-    return Tex(f"\\texttt{{{escape(text)}}}")
+    """A command as it is typed; a line may end behind a slash or an equals sign."""
+    return Tex(f"\\texttt{{{re.sub('([/=])', BREAK, escape(text))}}}")
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------------
@@ -123,7 +126,8 @@ def _line(entries: Sequence[str]) -> str:
 
 
 def _with_note(value: Value) -> Tex:
-    return Tex(f"{escape(value.text)}\\,$^{{{value.note}}}$") if value.note else escape(value.text)
+    text = escape(plain_label(value.text, LONGEST_ENTRY))
+    return Tex(f"{text}\\,$^{{{value.note}}}$") if value.note else text
 
 
 def _notes(table: Table) -> list[str]:
