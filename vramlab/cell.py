@@ -337,6 +337,8 @@ def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping
             "schedule_digest": facts.get("schedule_digest"),
             "bytes_by_role": facts.get("bytes_by_role"),
             "basic_layers": facts.get("basic_layers"),
+            "ops": facts.get("ops"),
+            "lower_bound_bytes": facts.get("lower_bound_bytes"),  # no schedule of the whole batch is below
             "telemetry": dict(telemetry),
         },
         files={name: _sha256(draft.folder / name) for name in FILES if (draft.folder / name).is_file()},

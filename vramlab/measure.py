@@ -23,6 +23,7 @@ from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
 from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
 from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed_profile
+from vramlab.effort import effort
 from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
@@ -30,7 +31,7 @@ from vramlab.finder import BATCH, Found, described, find_largest, largest_within
 from vramlab.gate import Side, deterministic, distance_between, run_gate
 from vramlab.layers import basic_layers
 from vramlab.link import make_link
-from vramlab.liveness import replay_schedule
+from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.meter import measure_step_peak
 from vramlab.micro_batches import changes_semantics, scaled_passes
 from vramlab.micro_loss import divisors_of_passes
@@ -264,6 +265,8 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
         "swap_vs_recompute": swap_against_recompute(tape, profile),
         "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role},
         "basic_layers": basic_layers(tape),
+        "ops": len(tape.ops),
+        "lower_bound_bytes": lower_bound_bytes(tape) + library_bytes,
     }
     if prepared is not None:
         facts["prepared"] = prepared.to_json()
@@ -371,6 +374,7 @@ def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, An
     found = metrics.to_json() | {"profile": profile.name, "device": device, "peak_op": None if op is None else checked.tape.op_name(op),
                                  "peak_phase": live["phase"], "at_peak": live, "average_state_bytes": average_state_bytes(checked, trace),
                                  "feature_bytes_at_peak": feature_bytes_at_peak(checked)}
+    found |= effort(checked, trace)
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
 
 

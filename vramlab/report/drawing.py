@@ -1,7 +1,8 @@
-"""How figures are drawn: one small SVG a panel, coloured by the page's own style sheet, the same bytes each time.
+"""How figures are drawn: one small SVG and one PDF a panel, the same bytes each time.
 
-matplotlib draws with stand-in colours; `to_svg` puts CSS variables in their place, so that one SVG serves light and dark
-pages and print. Text stays text: selectable, read aloud, escaped. Ids get a prefix, so that many SVGs share a page.
+matplotlib draws in the colours of the light page, which are those of the PDF; `to_svg` puts CSS variables in their place, so that
+one SVG serves light and dark pages and print. Text stays text: selectable, read aloud, escaped. Ids get a prefix, so that many SVGs
+share a page. PDFs embed their fonts as TrueType, as venues ask.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Iterator, Sequence
 
 import matplotlib
 import seaborn
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-INK, MUTED, RULE, PAPER = "#0a0001", "#0a0002", "#0a0003", "#0a0004"
-SERIES = tuple(f"#0b000{i}" for i in range(1, 9))
+# The light colours of reports/styles/report.css, in which every one of them stands for its variable.
+INK, MUTED, RULE, PAPER = "#16181d", "#5b6270", "#dfe2e8", "#ffffff"
+SERIES = ("#0072b2", "#ad4300", "#00805e", "#52076e", "#8f9a00", "#2f939c", "#555b66", "#603136")
 VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--paper)",
              **{colour: f"var(--series-{i})" for i, colour in enumerate(SERIES, 1)}}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
@@ -29,7 +32,9 @@ SIZE_INCHES = (4.4, 3.3)
 AXIS_INCHES, CHARACTERS_AN_INCH = 0.6, 12  # what an axis' own labels take; of a title
 KEY_INCHES, LEGEND_CHARACTERS_AN_INCH = 0.45, 15
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "vramlab", "text.parse_math": False, "font.family": "sans-serif", "font.size": 9.0,
+    "axes.prop_cycle": cycler(color=[INK]), "patch.facecolor": MUTED, "patch.edgecolor": INK, "hatch.color": INK,
+    "svg.fonttype": "none", "svg.hashsalt": "vramlab", "pdf.fonttype": 42, "hatch.linewidth": 0.5,
+    "text.parse_math": False, "font.family": "sans-serif", "font.size": 9.0,
     "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.titlecolor": INK, "axes.titlesize": 9.5, "axes.facecolor": "none",
     "figure.facecolor": "none", "savefig.facecolor": "none", "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK,
     "ytick.labelcolor": INK, "text.color": INK, "axes.grid": True, "grid.color": RULE, "grid.linewidth": 0.6, "legend.frameon": False,
@@ -39,35 +44,38 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One drawing: its SVG, what it shows, in words, and what it was drawn from, with stand-ins for its colours."""
+    """One drawing: its SVG for the page, its PDF for a paper, what it shows, in words, and what both were drawn from."""
 
-    svg: str
+    name: str  # unique on the page; the PDF's file is called so
     title: str
+    svg: str
+    pdf: bytes
     figure: Figure = field(repr=False, compare=False)
 
 
 @contextmanager
-def panel_axes(title: str) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with one axes in the house style."""
-    with facets([title], SIZE_INCHES, columns=1) as figure:
+def panel_axes(title: str, size_inches: tuple[float, float] = SIZE_INCHES,
+               axis_inches: float = AXIS_INCHES) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one axes in the house style; `axis_inches` is what the labels beside it take of the width."""
+    with facets([title], size_inches, columns=1, axis_inches=axis_inches) as figure:
         yield figure, figure.axes[0]
 
 
 @contextmanager
-def facets(titles: Sequence[str], size_inches: tuple[float, float], columns: int) -> Iterator[Figure]:
+def facets(titles: Sequence[str], size_inches: tuple[float, float], columns: int, axis_inches: float = AXIS_INCHES) -> Iterator[Figure]:
     """A figure with an axes for each title, in rows of so many columns."""
     with matplotlib.rc_context(), seaborn.axes_style("ticks"):
         matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=size_inches, layout="constrained")
         for index, title in enumerate(titles, 1):
             axes = figure.add_subplot(-(-len(titles) // columns), columns, index)
-            axes.set_title(_in_lines(plain_label(title, 120), size_inches[0] / columns), loc="left")
+            axes.set_title(_in_lines(plain_label(title, 120), size_inches[0] / columns - axis_inches), loc="left")
         yield figure
 
 
 def _in_lines(title: str, width_inches: float) -> str:
     """A title in lines that fit above their axes."""
-    return textwrap.fill(title, int(CHARACTERS_AN_INCH * (width_inches - AXIS_INCHES)))
+    return textwrap.fill(title, int(CHARACTERS_AN_INCH * width_inches))
 
 
 def finish(figure: Figure, *, name: str, title: str, description: str, columns: int = 2) -> Panel:
@@ -77,7 +85,9 @@ def finish(figure: Figure, *, name: str, title: str, description: str, columns: 
         width = int(LEGEND_CHARACTERS_AN_INCH * (figure.get_figwidth() / columns - KEY_INCHES))
         labels = [textwrap.fill(label, width) for label in handles]
         figure.legend(handles.values(), labels, loc="outside lower left", ncols=columns, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
-    return Panel(svg=to_svg(figure, name=name, title=title, description=description), title=title, figure=figure)
+    svg = to_svg(figure, name=name, title=title, description=description)
+    figure.set_layout_engine("none")  # what the layout found for the SVG stays: PDF and page are alike
+    return Panel(name=name, title=title, svg=svg, pdf=_to_pdf(figure, title), figure=figure)
 
 
 def to_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
@@ -90,13 +100,18 @@ def to_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
     body = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', body)
     body = re.sub(r'href="#([^"]*)"', rf'href="#{name}-\1"', body)
     body = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", body)
-    for stand_in, variable in VARIABLES.items():
-        body = body.replace(stand_in, variable)
+    body = re.sub(r'="[^"]*"', lambda value: re.sub(r"#[0-9a-f]{6}\b", lambda colour: VARIABLES[colour[0]], value[0]), body)
     view = re.search(r'viewBox="[^"]*"', body)[0]
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view} role="img" '
             f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{html.escape(title)}</title>'
             f'<desc id="{name}-desc">{html.escape(description)}</desc>')
     return re.sub(r"<svg[^>]*>", lambda match: head, body, count=1)
+
+
+def _to_pdf(figure: Figure, title: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="pdf", metadata={"Title": title, "CreationDate": None, "Creator": None, "Producer": None})
+    return buffer.getvalue()
 
 
 def plain_label(text: str, limit: int = 40) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -17,7 +18,7 @@ from vramlab.report.checklists import BASES, AnsweredChecklist, answer_all, load
 from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
-from vramlab.report.figures import FigureSet, Looks, budget_figures, load_telemetry, methods_figure, telemetry_figures, training_figures
+from vramlab.report.figures import KINDS, FigureSet, load_telemetry, make_figures, telemetry_figures
 from vramlab.report.peaks import search_peaks_table, step_peaks_table
 from vramlab.report.searches import measured_search_table, search_table, trials_table
 from vramlab.report.summary import summarise
@@ -50,9 +51,7 @@ def page(run: Run, library: Library) -> str:
     known, evidence = load_claims(library.report_files("claims.yaml")), evidence_of(run, library)
     claims, telemetry, telemetry_missing = evidence.claims, evidence.telemetry, evidence.telemetry_missing
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence, answers_of(run, library))
-    looks = Looks(run)
-    figures = {"methods": methods_figure(run, looks), "budget": budget_figures(run, looks), "training": training_figures(run, looks),
-               "telemetry": telemetry_figures(telemetry)}
+    figures = make_figures(run) | {"telemetry": telemetry_figures(telemetry)}
     reports = built_in_collection() / "reports"
     return _environment(reports).get_template("report.html.j2").render(
         run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
@@ -60,8 +59,9 @@ def page(run: Run, library: Library) -> str:
         claims=[_claim(run, result) for result in sorted(claims, key=lambda c: not c.counts)],
         untestable=[{"reason": g["reason"], "claims": [_given_up(known, name) for name in g["claims"]]}
                     for g in run.workflow.get("untestable") or ()],
-        tables=[t for t in (make(run) for make in TABLES) if t.rows], figures=_drawn(figures),
-        notes={key: found.note for key, found in figures.items()}, telemetry=_telemetry(run, telemetry, telemetry_missing),
+        tables=[t for t in (make(run) for make in TABLES) if t.rows], kinds=KINDS, figures=_drawn(figures),
+        told=figures, absent_kinds=[k for k in KINDS if not figures[k.id].panels and (figures[k.id].note or figures[k.id].statement)],
+        telemetry=_telemetry(run, telemetry, telemetry_missing),
         checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), bases=BASES,
         contradictions=[(c.checklist.id, a) for c in checklists for a in c.contradictions], is_address=is_address,
         beyond_evidence=[(c.checklist.id, a, reason) for c in checklists for a, reason in c.beyond_evidence],
@@ -102,8 +102,9 @@ def _papers(run: Run, library: Library) -> tuple[Paper, ...]:
 
 
 def _drawn(figures: Mapping[str, FigureSet]) -> dict[str, list[dict[str, Any]]]:
-    """Panels by kind. The SVG is our own drawing, its text already escaped."""
-    return {key: [{"title": p.title, "svg": Markup(p.svg)} for p in found.panels] for key, found in figures.items()}
+    """Panels by kind. The SVG is our own drawing, its text already escaped; the PDF lies in the page, which is one file."""
+    return {key: [{"name": p.name, "title": p.title, "svg": Markup(p.svg), "pdf": base64.b64encode(p.pdf).decode()} for p in found.panels]
+            for key, found in figures.items()}
 
 
 def _timelines(found: Timelines, reports: Path) -> dict[str, Any]:

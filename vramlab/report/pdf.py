@@ -25,7 +25,7 @@ from vramlab.collection import Library, built_in_collection
 from vramlab.record import write_atomically
 from vramlab.report.drawing import STYLE, VARIABLES, Panel
 from vramlab.report.evidence import Evidence
-from vramlab.report.figures import Looks, budget_figures, methods_figure, telemetry_figures, training_figures
+from vramlab.report.figures import make_figures, telemetry_figures
 from vramlab.report.page import TABLES, evidence_of
 from vramlab.report.summary import summarise
 from vramlab.report.tables import Table, Value
@@ -68,15 +68,13 @@ def to_pdf(evidence: Evidence) -> bytes:
 
 # --- figures --------------------------------------------------------------------------------------------------------------
 def _panels(evidence: Evidence) -> Iterator[Panel]:
-    run, looks = evidence.run, Looks(evidence.run)
-    yield from methods_figure(run, looks).panels
-    yield from budget_figures(run, looks).panels
-    yield from training_figures(run, looks).panels
+    for found in make_figures(evidence.run).values():
+        yield from found.panels
     yield from telemetry_figures(evidence.telemetry).panels
 
 
 def for_print(figure: Figure) -> Figure:
-    """The figure in the colours of a printed page instead of its stand-ins, and without characters that its font does not have."""
+    """The figure in the colours of a printed page instead of those of the light one, and without characters that its font does not have."""
     for text in figure.findobj(Text):
         text.set_text(_plain(text.get_text(), "DejaVu Sans"))
     figure.draw_without_rendering()  # ticks come into being when they are drawn first
@@ -91,10 +89,10 @@ def for_print(figure: Figure) -> Figure:
 
 @cache
 def _print_colours() -> Mapping[str, str]:
-    """Stand-in -> colour, as the report's own style sheet has it for print."""
+    """Light colour -> printed one, as the report's own style sheet has it for print."""
     style = (built_in_collection() / "reports" / "styles" / "report.css").read_text(encoding="utf-8")
     found = dict(re.findall(r"(--[a-z0-9-]+):\s*(#[0-9a-f]{6})", style[style.index("@media print"):]))
-    return {stand_in: found[variable[len("var("):-1]] for stand_in, variable in VARIABLES.items()}
+    return {colour: found[variable[len("var("):-1]] for colour, variable in VARIABLES.items()}
 
 
 def _printed(value: Any, colours: Mapping[str, str]) -> Any:
