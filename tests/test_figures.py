@@ -99,6 +99,14 @@ def test_time_is_split_into_parts_that_add_up_and_the_measured_step_is_a_filled_
     assert {"compute", "recompute", "delta 50 %"} <= set(drawn.texts)
 
 
+def test_a_part_looks_alike_in_all_panels(tmp_path):
+    stalls = spent(simulated_step("vdnn", 500, budget="50%"), 1.0, 0.0, 0.4)
+    recomputes = spent(simulated_step("delta", 500, budget="50%", config={"batch_size": 32}), 1.0, 0.2, 0.4)
+    one, other = (Drawn(panel) for panel in figures_of(tmp_path, [stalls, recomputes], "time").panels)
+    patterns = [[re.sub("^.*-", "", fill) for *_, fill in drawn.bars() if "url" in fill] for drawn in (one, other)]
+    assert patterns[0][0] == patterns[1][1] != patterns[1][0]
+
+
 def test_a_part_that_nothing_spends_is_not_in_the_legend(tmp_path):
     drawn = only(figures_of(tmp_path, [spent(simulated_step("delta", 500, budget="50%"), 1.0, 0.4, 0.0)], "time"))
     assert "recompute" in drawn.texts and "waiting for copies" not in " ".join(drawn.texts)
@@ -185,6 +193,12 @@ def test_predictions_against_measurements_and_the_unsafe_rate(tmp_path):
                                       "(unsafe rate 25 %).")
     nothing = figures_of(tmp_path / "simulated", [simulated_step("delta", 500, budget="50%")], "accuracy")
     assert nothing.panels == () and nothing.note.startswith("Nothing to compare")
+
+
+def test_budgets_above_eagers_peak_are_on_the_chart_of_methods(tmp_path):
+    cells = [replace(simulated_step("delta", 400, budget="60%", config={"model": m}), budget_bytes=3 * EAGER_PEAK) for m in ("a", "b")]
+    (panel,) = figures_of(tmp_path, cells, "methods").panels
+    assert Drawn(panel).marks()[0][0] == pytest.approx(300, rel=0.01) and Drawn(panel).ticks("x")[-1][1] >= 300
 
 
 def test_plan_time_over_ops_on_two_log_axes(tmp_path):

@@ -154,6 +154,17 @@ def test_a_difference_inside_the_drift_is_not_distinguishable(tmp_path):
     assert row_of(page, "Training steps, measured", method="checkpoint")["time / eager's, 95 %"] == "1.40 (1.38 to 1.42; 10 pairs)"
 
 
+def test_what_a_step_moves_and_runs_again(tmp_path):
+    record = measured_step("delta", 500, budget="50%")
+    planned = {"flops": 400, "recompute_flops": 50, "deepest_recompute": 7, "copy_seconds": 0.25, "recomputes": 21}
+    page = render_page(tmp_path, [replace(record, predicted=record.predicted | planned), measured_step("checkpoint", 700)])
+    row = row_of(page, "What a step moves and runs again", method="delta")
+    assert (row["recomputes"], row["deepest chain"], row["FLOP run again"], row["copying"]) == ("21", "7", "12.5 %", "250 ms")
+    assert (row["recomputes 2"], row["offloads 2"], row["moved"]) == ("20", "3", "5.000 MiB")
+    old = row_of(page, "What a step moves and runs again", method="checkpoint")
+    assert old["deepest chain"].startswith("\u2013") and old["FLOP run again"].startswith("\u2013")
+
+
 def test_what_is_live_at_a_steps_peak_is_told_by_role_and_layer(tmp_path):
     at_peak = {"by_role": {"activation": 400 * MIB, "parameter": 90 * MIB}, "inside_op_bytes": 10 * MIB, "phase": "backward",
                "by_layer": {"a": MIB, "b": 300 * MIB, "c": 2 * MIB, "d": 200 * MIB}}

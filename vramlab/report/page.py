@@ -16,6 +16,7 @@ from vramlab.record import RunRecord, Verdict, write_atomically
 from vramlab.report.authors import answers_of, is_address
 from vramlab.report.checklists import BASES, AnsweredChecklist, answer_all, load_checklists
 from vramlab.report.claims import RULES, ClaimResult, PaperClaim, judge, load_claims
+from vramlab.report.counts import counts_table
 from vramlab.report.evidence import Evidence, Paper
 from vramlab.report.facts import METRICS, command
 from vramlab.report.figures import KINDS, FigureSet, load_telemetry, make_figures, telemetry_figures
@@ -29,8 +30,8 @@ from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, co
 from vramlab.runs import Run, load_run
 
 REPORT_FILE = "report.html"
-TABLES = (methods_table, inversions_table, measured_table, simulated_table, step_peaks_table, measured_search_table, search_table,
-          search_peaks_table, trials_table, training_table)
+TABLES = (methods_table, inversions_table, measured_table, simulated_table, counts_table, step_peaks_table, measured_search_table,
+          search_table, search_peaks_table, trials_table, training_table)
 VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT_REPRODUCED: "bad", Verdict.NOT_TESTABLE_HERE: "open"}
 
 

@@ -38,7 +38,7 @@ WIDTH, LEADING = 0.602, 1.4  # of the font's size: a character of DejaVu Sans Mo
 GAP = "  "
 LIMITS = (60, 40, 28, 20)  # characters of one entry, tried until a table's rows fit the page
 _PRINT = {**STYLE, "pdf.fonttype": 42, "pdf.compression": 6}
-_COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+_COLOURS = ("color", "facecolor", "edgecolor", "hatchcolor", "markerfacecolor", "markeredgecolor")
 
 
 def write_pdf(run_dir: Path, library: Library) -> Path:

@@ -41,14 +41,14 @@ class Bar:
 def stack_panel(stacks: Sequence[Stack], *, name: str, title: str, heading: str, xlabel: str, measured: str) -> Panel:
     """Stacks in the order given, the first one on top; `measured` says what a filled mark and its line are. All parts share one order;
     one that is zero in all stacks is left out."""
-    parts = list(dict.fromkeys(part for stack in stacks for part, length in stack.parts.items() if length))
+    parts = [(look, part) for look, part in enumerate(stacks[0].parts) if any(stack.parts.get(part) for stack in stacks)]
     beside = _beside([stack.label for stack in stacks])
     with panel_axes(heading, _size(len(stacks)), beside) as (figure, axes):
         rows, ends = range(len(stacks)), [0.0] * len(stacks)
-        for index, part in enumerate(parts):
+        for look, part in parts:
             lengths = [stack.parts.get(part, 0.0) for stack in stacks]
-            axes.barh(rows, lengths, left=ends, height=0.66, facecolor=PAPER, edgecolor=SERIES[index % len(SERIES)], linewidth=1.0,
-                      hatch=HATCHES[index % len(HATCHES)], label=part)
+            axes.barh(rows, lengths, left=ends, height=0.66, facecolor=PAPER, edgecolor=SERIES[look % len(SERIES)], linewidth=1.0,
+                      hatch=HATCHES[look % len(HATCHES)], label=part)
             ends = [end + length for end, length in zip(ends, lengths)]
         found = [(row, stack.measured) for row, stack in enumerate(stacks) if stack.measured]
         if found:

@@ -46,7 +46,8 @@ def methods_figure(run: Run, looks: Looks) -> FigureSet:
         for axes, (_, marks) in zip(figure.axes, drawn):
             axes.axhline(1.0, color=MUTED, linewidth=1.0, label=ORACLE)
             draw_marks(axes, looks, marks)
-            axes.set(xlim=(0, 105), xlabel="budget (% of eager's peak)", ylabel="step time / eager's (log scale)")
+            axes.set(xlim=(0, 1.05 * max([100.0] + [m.x for m in marks])), xlabel="budget (% of eager's peak)",
+                     ylabel="step time / eager's (log scale)")
             scale_ratios(axes, [p for _, shown in drawn for p in shown], [])
         title = "Step time of every method on every network, against eager's"
         described = ". ".join(f"{r.config['model']}: {marks_in_words(marks, '% of the peak', 'times the time')}" for r, marks in drawn)
