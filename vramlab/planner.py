@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible
+from vramlab.errors import CaptureError, PlanInfeasible
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
 
@@ -88,7 +88,7 @@ class SubBatchPlanner(Planner, Protocol):
 
     def micro_batches(self, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
         """Sizes of the passes, which add up to the batch; one pass leaves it whole. `at` gives the tape of a pass of so many samples,
-        whose op times may be zero. Raises PlanInfeasible or Unsupported.
+        whose op times may be zero; it raises CaptureError where the network takes no batch so small. Raises PlanInfeasible or Unsupported.
         """
         ...
 
@@ -112,12 +112,21 @@ def passes_of(planner: Planner, at: Callable[[int], Tape], batch_size: int, budg
             sizes = planner.micro_batches(tape_of, batch_size, budget)
             missing = {*sizes} - {*known}
         except PlanInfeasible:
-            missing = {1} - {*known}
+            fewest = next(size for size in range(1, batch_size + 1) if size == batch_size or _runs(at, size))
+            missing = {fewest} - {*known}
             if not measured or not missing:
                 raise
         if not measured or not missing:
             return sizes if len(sizes) > 1 else ()
         known |= {size: measured(size) for size in sorted(missing)}
+
+
+def _runs(at: Callable[[int], Tape], size: int) -> bool:
+    try:
+        at(size)
+    except CaptureError:
+        return False
+    return True
 
 
 def _in_proportion(tape: Tape, known: Iterable[Tape]) -> Tape:

@@ -25,7 +25,7 @@ from vramlab.simulate import simulate
 from vramlab.tape import Op, Role, Tape
 
 from .scheduling import DoesNotFit, Scheduler
-from .sub_batch import passes_bound_bytes, sub_batch_size
+from .sub_batch import least_size, passes_bound_bytes, sub_batch_size
 
 UID = "a4f1c3dcec912695"
 NEEDS = ("timings", "backward", "variants", "inplace_gradients")
@@ -41,14 +41,15 @@ class MoDNN:
     algorithms: bool = True
 
     def micro_batches(self, at: Callable[[int], Tape], batch_size: int, budget: Budget) -> tuple[int, ...]:
-        """Sizes of the passes. `at` gives the tape of one pass. PlanInfeasible when neither the whole batch nor one sample a pass fits."""
+        """Sizes of the passes. `at` gives the tape of one pass. PlanInfeasible when neither the whole batch nor the smallest pass fits."""
         if not self.sub_batches:
             return (batch_size,)
         of_size = at if self.algorithms else lambda size: _without_algorithms(at(size))
         size = sub_batch_size(of_size, batch_size, budget.device_bytes, self.window)
         if size is None:
-            whole, one = of_size(batch_size), of_size(1)
-            bounds = (lower_bound_bytes(whole), whole), (passes_bound_bytes(one) + one.bytes_of(Role.INPUT) * (batch_size - 1), one)
+            whole, few = of_size(batch_size), of_size(least_size(of_size, batch_size))
+            waiting = few.bytes_of(Role.INPUT) // few.batch_size * (batch_size - few.batch_size)
+            bounds = (lower_bound_bytes(whole), whole), (passes_bound_bytes(few) + waiting, few)
             smallest, leanest = min(bounds, key=lambda bound: bound[0])
             raise _refusal(leanest, budget, smallest, _binding_op(leanest))
         return equal_passes(batch_size, size)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 
 import numpy as np
 
+from vramlab.errors import CaptureError
 from vramlab.liveness import lower_bound_bytes, used_storages
 from vramlab.tape import Role, Tape
 
@@ -40,8 +42,18 @@ def passes_bound_bytes(tape: Tape) -> int:
     return max(lower_bound_bytes(tape), stays + 2 * added)
 
 
+def least_size(at: Callable[[int], Tape], batch_size: int) -> int:
+    """The fewest samples that a pass can have: some networks refuse few (BatchNorm wants more than one value a channel)."""
+    for size in range(1, batch_size):
+        with suppress(CaptureError):
+            at(size)
+            return size
+    return batch_size
+
+
 def sub_batch_size(at: Callable[[int], Tape], batch_size: int, budget_bytes: int, share: float) -> int | None:
-    """Samples a pass, None when not even one fits. `at` gives the tape of one pass over so many samples.
+    """Samples a pass, None when not even the fewest fit. `at` gives the tape of one pass over so many samples, and raises CaptureError
+    where the network takes no batch so small.
 
     The largest divisor of the batch that passes the window's test; where none does, the largest size whose lower bound fits.
     """
@@ -53,10 +65,12 @@ def sub_batch_size(at: Callable[[int], Tape], batch_size: int, budget_bytes: int
         tape = at(size)
         return needed(tape) + others(tape) <= budget_bytes
 
-    divisors = [size for size in range(batch_size, 0, -1) if batch_size % size == 0]
-    for size in divisors:
+    least = least_size(at, batch_size)
+    for size in (size for size in range(batch_size, least - 1, -1) if batch_size % size == 0):
         if fits(size, lambda tape: window_bytes(tape, share)):
             return size
     if fits(batch_size, lower_bound_bytes):
         return batch_size
-    return bisect_right(range(1, batch_size), False, key=lambda size: not fits(size, passes_bound_bytes)) or None
+    fitting = bisect_right(range(least, batch_size), False, key=lambda size: not fits(size, passes_bound_bytes))
+    sizes = range(least + fitting - 1, least - 1, -1)  # the rest of the batch is a pass too
+    return next((size for size in sizes if batch_size % size == 0 or batch_size % size >= least), None)

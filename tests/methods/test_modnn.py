@@ -12,7 +12,7 @@ from tapes import MAP, TOYS, chain
 
 from vramlab.check import check_schedule
 from vramlab.device import DeviceProfile
-from vramlab.errors import PlanInfeasible, Unsupported
+from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
 from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.micro_batches import compose
 from vramlab.planner import UNLIMITED, Budget
@@ -146,6 +146,30 @@ def test_a_batch_is_not_cut_where_the_second_gradient_of_a_large_weight_would_ne
     with pytest.raises(PlanInfeasible) as refusal:
         modnn.build().micro_batches(heavy, 8, Budget(device_bytes=bound - 1))
     assert refusal.value.smallest_bytes == bound
+
+
+@pytest.mark.parametrize("least", [2, 3, 5])
+def test_a_pass_has_no_fewer_samples_than_the_network_takes(least: int):
+    """By every size that the network runs, and every rest of the batch: divisors by the window, the others by the lower bound."""
+    def picky(size: int) -> Tape:
+        if size < least:
+            raise CaptureError("too few values a channel")
+        return sized(size)
+
+    batch, seen = 12, set()
+    for budget in range(16_000, 110_000, 2_000):
+        waiting = {size: (batch - size) * MAP for size in range(least, batch + 1)}
+        passing = [s for s in waiting if batch % s == 0 and window_by_hand(sized(s), 0.15) + waiting[s] <= budget]
+        bounded = [s for s in waiting if batch % s in (0, *waiting) and lower_bound_bytes(sized(s)) + waiting[s] <= budget]
+        expected = max(passing) if passing else max(bounded) if bounded else None
+        seen.add(expected)
+        assert sub_batch.sub_batch_size(picky, batch, budget, 0.15) == expected
+        sizes = () if expected is None else modnn.build().micro_batches(picky, batch, Budget(device_bytes=budget))
+        assert all(size >= least for size in sizes)
+        if expected is None:
+            with pytest.raises(PlanInfeasible):
+                modnn.build().micro_batches(picky, batch, Budget(device_bytes=budget))
+    assert len(seen) > 3  # the budgets tell sizes apart
 
 
 def test_what_fits_is_one_pass_and_the_option_switches_the_choice_off():
