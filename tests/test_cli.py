@@ -457,6 +457,15 @@ def test_a_sound_method_has_no_faults(tmp_path):
     assert faults_of(tmp_path, SOUND) == []
 
 
+def test_an_agents_training_has_torch_inside_its_functions_only(tmp_path):
+    folder = write_method(tmp_path, "toy-planner", takes_budget=True, code=SOUND)
+    (folder / "training.py").write_text("def train():\n    import torch\n    return torch\n")
+    assert not any(check.faults for check in check_method(Library([tmp_path]).method(folder.name)))
+    (folder / "training.py").write_text("import torch\n")
+    faults = [fault for check in check_method(Library([tmp_path]).method(folder.name)) for fault in check.faults]
+    assert faults == ["training.py:1 imports torch outside a function"]
+
+
 @pytest.mark.parametrize(("old", "new", "said"), [
     ("from vramlab.liveness", "import torch\nfrom vramlab.liveness", "imports torch"),
     ("from vramlab.liveness", "from vramlab import capture\nfrom vramlab.liveness", "imports vramlab.capture"),

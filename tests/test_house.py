@@ -93,6 +93,7 @@ PLANTED = {
     "a method with torch": ("methods/delta/method.py", "def plan():\n    import torch\n", "broken_methods"),
     "a method on the machine floor": ("methods/delta/method.py", "from vramlab.costs import measure\n", "broken_methods"),
     "a method that imports its neighbour": ("methods/delta/method.py", "from ..other import method\n", "broken_methods"),
+    "an agent's training with torch at the top": ("methods/delta/training.py", "import torch\n", "broken_methods"),
     "a native method with torch at the top": ("methods/native/method.py", "import torch\n", "broken_methods"),
 }
 
@@ -105,7 +106,9 @@ def plant(root: Path, where: str, text: str) -> House:
         "vramlab/capture.py": "import torch\n", "vramlab/costs.py": "import torch\n", "vramlab/results.py": "import pandas\n",
         "vramlab/report/__init__.py": "", "vramlab/cli/__init__.py": "",
         "methods/delta/card.yaml": "kind: planner\n", "methods/delta/method.py": "from vramlab.check import f\nfrom .filter import g\n",
-        "methods/delta/filter.py": "from . import method\n", "methods/other/card.yaml": "kind: planner\n", "methods/other/method.py": "",
+        "methods/delta/filter.py": "from . import method\n",
+        "methods/delta/training.py": "def train():\n    import torch\n",
+        "methods/other/card.yaml": "kind: planner\n", "methods/other/method.py": "",
         "methods/native/card.yaml": "kind: native\n", "methods/native/method.py": "def step():\n    import torch.utils.checkpoint\n",
     }
     if "report" in where:
