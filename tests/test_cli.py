@@ -262,7 +262,8 @@ def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):
     assert main([*words, "--budget", "60%"]) == 0
     assert "all *simulated* on sim:v100-32gb:" in capsys.readouterr().out
     assert list(workflows._room("sim:v100-32gb", 32 * 2**30)) == [("device's memory", "32.00 GiB: the peak fits")]
-    assert list(workflows._room("sim:v100-32gb", 32 * 2**30 + 1)) == [("device's memory", "32.00 GiB: the peak does not fit")]
+    assert list(workflows._room("sim:v100-32gb", 32 * 2**30 + 1)) == [
+        ("device's memory", "32.00 GiB: the peak does not fit, so this step cannot run there")]
     assert list(workflows._room("cpu", 1)) == list(workflows._room("sim:v100-32gb", None)) == []
     assert not (shelf / "results").exists() and not list((shelf / "cache").rglob("record.json"))
     assert main(words) == 2

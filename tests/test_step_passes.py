@@ -140,10 +140,14 @@ def test_a_batch_that_is_not_along_the_first_dimension_is_refused():
         cut_step(make, lambda m, x: m(x).pow(2).mean(), (torch.randn(8, 4, 6, generator=torch.Generator().manual_seed(1)),))
 
 
-def test_inputs_of_no_common_batch_are_refused():
+def test_inputs_of_no_common_batch_stay_whole():
     x, y = images(6)
-    with pytest.raises(Unsupported, match="micro-batches"):
-        cut_step(plain, lambda m, y, x: F.cross_entropy(m(x), y[::2]), (y.repeat_interleave(2), x))
+    batch, loss_fn = (y.repeat_interleave(2), x), lambda m, y, x: F.cross_entropy(m(x), y[::2])
+    step, model, twin = cut_step(plain, loss_fn, batch)
+    loss_fn(twin, *batch).backward()
+    step(*batch)
+    assert step.micro_batches == () and step.truth is Truth.EXACT
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), twin.parameters()))
 
 
 def test_label_smoothing_and_scaled_means_are_means():

@@ -260,7 +260,8 @@ class Silent(PlainDisplay):
 def _print_prediction(record: RunRecord) -> None:
     config, predicted = record.config, record.predicted
     options = f" {json.dumps(config['options'])}" if config["options"] else ""
-    print(f"{config['model']} batch {config['batch_size']}, {config['method']}{options}: {str(record.outcome).replace('_', ' ')}"
+    outcome = "planned" if record.outcome is Outcome.OK else str(record.outcome).replace("_", " ")
+    print(f"{config['model']} batch {config['batch_size']}, {config['method']}{options}: {outcome}"
           f"{f' ({record.message})' if record.message else ''}")
     if record.outcome is not Outcome.OK:
         return
@@ -268,7 +269,7 @@ def _print_prediction(record: RunRecord) -> None:
         print(f"  nothing is predicted: {record.missing['predicted']}")
         return
     rows = [
-        ("budget", bytes_in_words(record.budget_bytes)),
+        ("budget", "none" if record.budget_bytes is None else bytes_in_words(record.budget_bytes)),
         ("peak", f"{bytes_in_words(predicted.get('peak_bytes'))} at op {predicted.get('peak_op', DASH)}"),
         *_room(config["target"], predicted.get("peak_bytes")),
         ("host peak", bytes_in_words(predicted.get("peak_host_bytes"))),
@@ -286,4 +287,5 @@ def _room(target: str, peak_bytes: int | None) -> Iterator[tuple[str, str]]:
     """Whether a stated device holds the peak; a plan without a budget may well exceed it."""
     if target.startswith("sim:") and peak_bytes is not None:
         memory_bytes = open_profile(target.removeprefix("sim:")).memory_bytes
-        yield "device's memory", f"{bytes_in_words(memory_bytes)}: the peak {'fits' if peak_bytes <= memory_bytes else 'does not fit'}"
+        verdict = "fits" if peak_bytes <= memory_bytes else "does not fit, so this step cannot run there"
+        yield "device's memory", f"{bytes_in_words(memory_bytes)}: the peak {verdict}"

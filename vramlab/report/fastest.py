@@ -80,7 +80,7 @@ def _time_in_words(record: RunRecord) -> str:
     if is_simulated_target(record.config):
         return significant(step_ratio(record)[0], 3)
     ratio: Mapping[str, Any] = record.measured["ratio"]
-    faults = ["few: no interval of 95 %"] if is_of_few_pairs(ratio) else []
+    faults = ["too few pairs for 95 %"] if is_of_few_pairs(ratio) else []
     if is_distinguishable(ratio, record.measured.get("drift") or {}) is False:
         faults.append("not distinguishable from eager's")
     return ", ".join([interval_in_words(ratio), *faults])

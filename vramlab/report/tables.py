@@ -164,7 +164,7 @@ class Numbers:
 def measured_table(run: Run) -> Table:
     """Training steps that ran on this machine, and beside them what was simulated for it."""
     table = Table("steps", "Training steps, measured", (
-        ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", "time / eager's, 95 %", "eager / eager")),
+        ("", (*IDENTITY, *STATE)), ("measured", ("peak", "of eager's", "step time", "time / eager's, interval", "eager / eager")),
         ("simulated", ("peak", "off by", "step time", "time / eager's")), ("", ("evidence",))))
     for cell in cells_of(run, "step", simulated=False):
         add_row(table, cell, 9, lambda record: [*_measured(table, Numbers(table, record), record),

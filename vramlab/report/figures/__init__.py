@@ -32,11 +32,11 @@ KINDS = (
          how_to_read="Step time over eager's with memory enough, darker where slower. \u00d7: the method cannot keep the budget; a dash: "
                      "the cell does not count, and the tables say why."),
     Kind(id="budget", title="Peak and step time against budget", make=budget_figures,
-         how_to_read="Peak: on or below the dashed line, the budget was kept. Step time: bars are 95 % intervals of the paired ratio, the "
-                     "band is eager against itself, the line at 1 is eager with memory enough; the ratio axis is logarithmic, so that "
-                     "equal factors look equal. Crosses are budgets that a method could not keep, a wide line what it cannot reach, the "
-                     "hatched region what no schedule reaches. Simulated times are multiples of eager's simulated step, by the library's "
-                     "convolution algorithms and the whole batch at once."),
+         how_to_read="Peak: on or below the dashed line, the budget was kept. Step time: bars are intervals of the paired ratio, of "
+                     "95 % from six pairs on, the band is eager against itself, the line at 1 is eager with memory enough; the ratio axis "
+                     "is logarithmic, so that equal factors look equal. Crosses are budgets that a method could not keep, a wide line what "
+                     "it cannot reach, the hatched region what no schedule reaches. Simulated times are multiples of eager's simulated "
+                     "step, by the library's convolution algorithms and the whole batch at once."),
     Kind(id="time", title="What the time of a step is spent on", make=time_figures,
          how_to_read="Hollow parts are simulated and sum to the simulated step; the filled mark is the measured step. Planning happens "
                      "once, before the first step, and is no part of it: it stands behind each bar, measured."),
