@@ -23,12 +23,15 @@ from vramlab.record import Outcome
 SERVER = """
 import os, signal, sys
 from vramlab.forks import serve_forks
-pipe = serve_forks(int(sys.argv[1]), ["numpy", "no_such_module"])
-while pipe is not None:
-    question = pipe.recv()
-    if isinstance(question, int):
-        sys.exit(question)
-    pipe.send(eval(question))
+
+def serve(pipe):
+    while True:
+        question = pipe.recv()
+        if isinstance(question, int):
+            sys.exit(question)
+        pipe.send(eval(question))
+
+serve_forks(int(sys.argv[1]), ["numpy", "no_such_module"], serve)
 """
 
 
@@ -88,6 +91,29 @@ def test_an_exit_code_is_told(server):
     fork, pipe = forked(server)
     pipe.send(7)
     assert fork.wait(10) == 7
+
+
+def test_what_was_registered_for_its_end_runs_in_a_fork(server, tmp_path):
+    fork, pipe = forked(server)
+    pipe.send(f"__import__('atexit').register(os.mkdir, {str(tmp_path / 'left')!r}) and None")
+    assert pipe.recv() is None and not (tmp_path / "left").exists()
+    pipe.send(0)
+    assert fork.wait(10) == 0 and (tmp_path / "left").exists()
+
+
+def test_an_error_in_a_fork_is_its_exit_code(server):
+    fork, pipe = forked(server)
+    pipe.send("no_such_name")
+    assert fork.wait(10) == 1
+
+
+def test_a_fork_leaves_without_the_interpreters_teardown(server):
+    """Which takes seconds with torch imported: an object that would hold it up is never finalized."""
+    fork, pipe = forked(server)
+    pipe.send("setattr(sys, 'held', type('Held', (), {'__del__': lambda self: __import__('time').sleep(60)})())")
+    assert pipe.recv() is None
+    pipe.send(0)
+    assert fork.wait(10) == 0
 
 
 def test_a_killed_server_is_started_anew(server):

@@ -5,11 +5,13 @@
     Fork.wait()            <----    the exit code
 
 A socket pair leads to the server and nothing on the disk does, so that a parent killed at any moment leaves no file; nothing of the
-parent's main module is run again; and a fork ends as any other process does. The server ends when its parent's end of the pair closes.
+parent's main module is run again. A fork runs what was registered for its end and leaves without the interpreter's teardown, which takes
+seconds with torch imported. The server ends when its parent's end of the pair closes.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -19,9 +21,11 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 _SAID = struct.Struct("=cq")  # what is said on the pipe of a fork: its pid by the fork, then its exit code by the server
 _PID, _CODE = b"p", b"c"
@@ -128,8 +132,8 @@ class Fork:
 
 
 # --- the server's side ---------------------------------------------------------------------------------------------------
-def serve_forks(control_fd: int, modules: Sequence[str]) -> Connection | None:
-    """Import `modules`, then fork on request. Returns in each fork the pipe that it is to serve, in the server None when all is over."""
+def serve_forks(control_fd: int, modules: Sequence[str], serve: Callable[[Connection], None]) -> None:
+    """Import `modules`, then fork on request until all is over; each fork runs `serve` with its pipe and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to judge
     for name in modules:
         with contextlib.suppress(Exception):  # a fork that needs it meets the same error and has somebody to tell
@@ -149,11 +153,12 @@ def serve_forks(control_fd: int, modules: Sequence[str]) -> Connection | None:
             if control in readable:
                 request, fds, _, _ = socket.recv_fds(control, 1, 2)
                 if not request:
-                    return None
+                    return
                 pipe, tell = fds
                 pid = os.fork()
                 if not pid:
-                    return _become_fork(pipe, tell, [wake_read, wake_write, *tells.values()])
+                    control.close()
+                    _end_with(serve, _become_fork(pipe, tell, [wake_read, wake_write, *tells.values()]))
                 os.close(pipe)
                 tells[pid] = tell
 
@@ -184,3 +189,21 @@ def _become_fork(pipe: int, tell: int, others: Sequence[int]) -> Connection:
         os.write(tell, _SAID.pack(_PID, os.getpid()))
     os.close(tell)
     return Connection(pipe)
+
+
+def _end_with(serve: Callable[[Connection], None], pipe: Connection) -> NoReturn:
+    code = 1
+    try:
+        with pipe:
+            serve(pipe)
+        code = 0
+    except SystemExit as asked:
+        code = asked.code if isinstance(asked.code, int) else int(asked.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()  # of what the fork ran: a temporary folder, say
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # None, closed or a broken pipe: nobody is left to tell
+                stream.flush()
+        os._exit(code)

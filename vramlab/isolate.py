@@ -260,6 +260,11 @@ class _Step:
 
 def _serve(pipe: Connection) -> None:
     """Answer requests until the pipe closes: one `Call`, or a `_Build` and its `_Step`s."""
+    with contextlib.suppress(EOFError):
+        _answer_requests(pipe)
+
+
+def _answer_requests(pipe: Connection) -> None:
     os.set_inheritable(pipe.fileno(), False)  # a grandchild that held it would hide this process's death
     sys.path[:], environment, memory_limit_bytes = pipe.recv()
     os.environ.update(environment)  # of the caller as it is now; a fork's own is its server's
@@ -340,11 +345,11 @@ def main() -> None:
     from vramlab import isolate  # the classes that the parent pickles by name, not those of `__main__`
 
     what, fd = sys.argv[-2], int(sys.argv[-1])
-    connection = serve_forks(fd, _PRELOADED) if what == "--forks" else Connection(fd)
-    if connection is None:  # the server, whose parent is gone
-        return
-    with contextlib.suppress(EOFError), connection as pipe:
-        isolate._serve(pipe)
+    if what == "--forks":
+        serve_forks(fd, _PRELOADED, isolate._serve)
+    else:
+        with Connection(fd) as pipe:
+            isolate._serve(pipe)
 
 
 if __name__ == "__main__":
