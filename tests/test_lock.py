@@ -24,9 +24,10 @@ def read_lock() -> dict[str, str]:
 
 
 def declared() -> list[Requirement]:
-    """What pyproject.toml asks for, the tests' own packages included."""
+    """What pyproject.toml asks for, the server's and the tests' own packages included."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [Requirement(text) for text in [*project["dependencies"], *project["optional-dependencies"]["tests"]]]
+    extras = project["optional-dependencies"]
+    return [Requirement(text) for text in [*project["dependencies"], *extras["server"], *extras["tests"]]]
 
 
 def follow(roots: list[Requirement], lock: dict[str, str]) -> tuple[set[str], list[str]]:
