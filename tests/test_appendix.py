@@ -122,6 +122,21 @@ def test_a_changed_workflow_makes_another_appendix(text, tmp_path):
     assert changed != text and "1.02 to 3.06 x" in changed
 
 
+def test_what_the_authors_say_is_read_from_artifact_yaml_and_is_called_their_word(text, tmp_path):
+    said = yaml.safe_load((ROOT / "workflows" / "artifact.yaml").read_text())
+    fields = {row[0]: row[1] for row in rows(text, "A.2")}
+    for field, item in (("Transformations", "AE-4"), ("Run-time state", "AE-10"), ("Data licenses", "AE-20"), ("Archived?", "AE-22")):
+        why = said["answers"]["ctuning-ae"][item]["why"].strip().rstrip(".")
+        assert f"{why} (the authors' word, for {' and '.join(said['workflows'])})" in fields[field], field
+    assert "AE-18" not in said["answers"]["ctuning-ae"] and fields["Publicly available?"] == "to be answered by the authors"
+    root = toy_root(tmp_path)
+    path = root / "workflows" / "artifact.yaml"
+    path.write_text("schema: 1\nanswers: {ctuning-ae: {AE-18: {answer: filled, why: at example.org}}}\n")
+    changed = {row[0]: row[1] for row in rows(render_appendix(root), "A.2")}
+    assert changed["Publicly available?"] == "at example.org (the authors' word)", "said of every workflow, so of none by name"
+    assert changed["Archived?"] == "to be answered by the authors"
+
+
 def test_a_claim_that_nobody_knows_is_an_error(tmp_path):
     root = toy_root(tmp_path)
     path = root / "workflows" / "resnet50-delta.yaml"

@@ -13,13 +13,15 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import jinja2
 
 from vramlab import __version__
-from vramlab.collection import Library, built_in_collection
+from vramlab.collection import ARTIFACT_FILE, Library, built_in_collection
 from vramlab.record import write_atomically
+from vramlab.report.authors import read_answers
+from vramlab.report.checklists import load_checklists
 from vramlab.report.claims import DEFAULT_TOLERANCE, PaperClaim, expectation, load_claims
 from vramlab.report.facts import DATA, METRICS
 from vramlab.report.words import DASH, bytes_in_words, count_of, join_words
@@ -27,6 +29,8 @@ from vramlab.workflow import Host, Plan, expand, load_workflow
 from vramlab.workflow_schema import Untestable
 
 APPENDIX_FILE = "artifact_appendix.md"
+CHECKLIST = "ctuning-ae"
+OPEN = "to be answered by the authors"
 HOSTS = {"cpu": Host(auto="cpu"), "gpu": Host(auto="cuda:0", cuda_devices=1)}
 NAMED_PACKAGES = ("torch", "torchvision", "numpy", "numba", "pandas", "scikit-learn")
 
@@ -68,13 +72,32 @@ def render_appendix(root: Path) -> str:
         untestable=[{"claims": join_words(given_up.claims), "reason": given_up.reason} for by_host in plans.values()
                     for given_up in _untestable(by_host["cpu"], known)],
         workflows=[_workflow_row(by_host) for by_host in plans.values()], methods=_methods(library), models=_models(library),
-        data=DATA, metrics=METRICS, packages=_pinned(root), licence=_licence(root),
+        data=DATA, metrics=METRICS, packages=_pinned(root), licence=_licence(root), authors=_authors(library),
     )
 
 
 def _licence(root: Path) -> str:
     """Name and version, as the licence's own head gives them."""
     return " ".join((root / "LICENSE").read_text(encoding="utf-8").split()[:4]).rstrip(",")
+
+
+def _authors(library: Library) -> Callable[[str], str]:
+    """What artifact.yaml says of an item of the cTuning checklist: the authors' word, with the workflows that it is said of."""
+    checklists = load_checklists(library.report_files("checklists/*.yaml"))
+    said: dict[str, dict[str, list[str]]] = {}
+    for name in library.workflow_paths:
+        path = library.workflow(name).parent / ARTIFACT_FILE
+        for (checklist, item), answer in (read_answers(path, name, checklists) if path.is_file() else {}).items():
+            if checklist == CHECKLIST:
+                said.setdefault(item, {}).setdefault(answer.why, []).append(name)
+    return lambda item: _in_words(said.get(item, {}), len(library.workflow_paths))
+
+
+def _in_words(said: Mapping[str, Sequence[str]], workflows: int) -> str:
+    if not said:
+        return OPEN
+    scopes = {why: "" if len(names) == workflows else f", for {join_words(names)}" for why, names in said.items()}
+    return "; ".join(f"{why.rstrip('.')} (the authors' word{scope})" for why, scope in scopes.items())
 
 
 def _template(root: Path) -> jinja2.Template:
