@@ -1,4 +1,4 @@
-"""`./run tests [--full] [pytest arguments]`: sees to a Chromium where it can, then hands over to pytest."""
+"""`./run tests [--full] [pytest arguments]`: sees to a Chromium and a PostgreSQL where it can, then hands over to pytest."""
 
 from __future__ import annotations
 
@@ -6,31 +6,40 @@ import os
 import shutil
 import subprocess
 import sys
+from typing import Callable
 
 import pytest
 
-from conftest import find_chromium
+from conftest import find_chromium, find_postgres
 
 
-def provide_chromium() -> str:
-    """Install Debian's Chromium where there is none and we may. Returns why there is none, "" when there is one."""
-    if find_chromium():
+def provide(what: str, package: str, find: Callable[[], object | None], purpose: str) -> str:
+    """Install Debian's package where `find` finds nothing and we may. Returns why there is none, "" when there is one."""
+    if find():
         return ""
     if not shutil.which("apt-get"):
-        return "no Chromium is on PATH and there is no apt-get to install one with"
+        return f"no {what} is here and there is no apt-get to install one with"
     if os.geteuid() != 0:
-        return "no Chromium is on PATH, and installing it takes root: 'apt install chromium'"
-    print("Installing Chromium for the tests that look at reports ...", flush=True)
+        return f"no {what} is here, and installing it takes root: 'apt install {package}'"
+    print(f"Installing {what} for the tests {purpose} ...", flush=True)
     env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
     for command in (install, ["apt-get", "update", "-qq"], install):
         try:
             status = subprocess.run(command, env=env, capture_output=True, timeout=600).returncode
         except subprocess.TimeoutExpired:
             return f"'{' '.join(command)}' did not end within 10 minutes"
-        if find_chromium():
+        if find():
             return ""
     return f"'{' '.join(install)}' ended with exit status {status}"
+
+
+def provide_all() -> None:
+    """Chromium and PostgreSQL; why one is missing is told with the groups that did not run."""
+    if reason := provide("Chromium", "chromium", find_chromium, "that look at reports"):
+        os.environ["VRAMLAB_TESTS_NO_CHROMIUM"] = reason
+    if reason := provide("PostgreSQL", "postgresql", find_postgres, "of the server"):
+        os.environ["VRAMLAB_TESTS_NO_POSTGRES"] = reason
 
 
 def in_parallel() -> list[str]:
@@ -45,8 +54,7 @@ def main(words: list[str]) -> int:
     """pytest's exit code. A call that names tests runs them in one process, unless it says -n."""
     names_tests = any(not word.startswith("-") for word in words)
     if not names_tests:
-        if reason := provide_chromium():
-            os.environ["VRAMLAB_TESTS_NO_CHROMIUM"] = reason
+        provide_all()
         words = in_parallel() + words
     return pytest.main(words)
 

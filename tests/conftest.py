@@ -1,6 +1,6 @@
 """Groups of tests that this machine or this call leaves out: never run, never hidden, listed last with the reason.
 
-`slow` runs with --full only; `gpu`, `chromium` and `latex` need what they are named after. A whole --full run is kept as
+`slow` runs with --full only; `gpu`, `chromium`, `latex` and `postgres` need what they are named after. A whole --full run is kept as
 benchmarks/evidence/tests-full.json.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
@@ -29,6 +30,13 @@ def find_chromium() -> str | None:
     return next((path for name in CHROMIUM_NAMES if (path := shutil.which(name))), None)
 
 
+def find_postgres() -> Path | None:
+    """The folder with `postgres` and `initdb`, None when there is none."""
+    on_path = shutil.which("postgres")
+    found = [Path(on_path).resolve().parent] if on_path else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in found if (folder / "postgres").exists() and (folder / "initdb").exists()), None)
+
+
 def _why_no_gpu() -> str:
     import torch
 
@@ -40,11 +48,16 @@ def _why_no_chromium() -> str:
     return "" if find_chromium() else said
 
 
+def _why_no_postgres() -> str:
+    said = os.environ.get("VRAMLAB_TESTS_NO_POSTGRES", "there is no postgres with initdb on PATH or in Debian's place for them")
+    return "" if find_postgres() else said
+
+
 def _reasons(config: pytest.Config) -> dict[str, object]:
     """Marker -> a function that says why its tests cannot run, "" when they can."""
     return {"slow": lambda: "" if config.getoption("--full") else "left out: ./run tests --full runs them",
             "gpu": _why_no_gpu, "chromium": _why_no_chromium,
-            "latex": lambda: "" if shutil.which("pdflatex") else "there is no pdflatex on PATH"}
+            "latex": lambda: "" if shutil.which("pdflatex") else "there is no pdflatex on PATH", "postgres": _why_no_postgres}
 
 
 @pytest.fixture
@@ -53,6 +66,16 @@ def chromium() -> str:
     path = find_chromium()
     assert path, "mark this test `chromium`: there is none here"
     return path
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[object]:
+    """A PostgreSQL of this session's own, for tests marked `postgres`."""
+    from postgres import Postgres
+
+    server = Postgres()
+    yield server
+    server.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

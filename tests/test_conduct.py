@@ -112,11 +112,12 @@ def front(monkeypatch):
         module.calls.append(command[1])
         status = module.statuses.pop(0)
         if command[1] == "install" and status == 0:
-            module.programs.add("chromium")
+            module.programs.add(command[-1])
         return subprocess.CompletedProcess(command, status)
 
     monkeypatch.setattr(module.shutil, "which", lambda name: name if name in module.programs else None)
-    monkeypatch.setattr(module, "find_chromium", lambda: "chromium" if "chromium" in module.programs else None)
+    for name, package in (("find_chromium", "chromium"), ("find_postgres", "postgresql")):
+        monkeypatch.setattr(module, name, lambda package=package: package if package in module.programs else None)
     monkeypatch.setattr(module.subprocess, "run", run)
     monkeypatch.setattr(module.os, "geteuid", lambda: 0)
     return module
@@ -127,20 +128,31 @@ def front(monkeypatch):
     ([100, 0, 0], ["install", "update", "install"], ""),
     ([100, 100, 100], ["install", "update", "install"], "ended with exit status 100"),
 ])
-def test_chromium_is_installed_where_it_can_be(front, statuses, calls, reason):
+def test_a_program_is_installed_where_it_can_be(front, statuses, calls, reason):
     front.statuses = statuses
-    said = front.provide_chromium()
+    said = front.provide("Chromium", "chromium", front.find_chromium, "that look")
     assert said.endswith(reason) and bool(said) == bool(reason)
     assert front.calls == calls
     assert ("chromium" in front.programs) == (reason == "")
 
 
-def test_chromium_is_not_installed_where_it_cannot_be(front, monkeypatch):
+def test_a_program_is_not_installed_where_it_cannot_be(front, monkeypatch):
     front.programs = set()
-    assert "no apt-get" in front.provide_chromium()
+    words = ("Chromium", "chromium", front.find_chromium, "that look")
+    assert "no apt-get" in front.provide(*words)
     front.programs = {"apt-get"}
     monkeypatch.setattr(front.os, "geteuid", lambda: 1000)
-    assert "takes root" in front.provide_chromium()
+    assert "takes root" in front.provide(*words)
     front.programs = {"chromium"}
-    assert front.provide_chromium() == ""
+    assert front.provide(*words) == ""
     assert front.calls == []
+
+
+def test_chromium_and_postgresql_are_seen_to_and_each_reason_is_told(front, monkeypatch):
+    for name in ("VRAMLAB_TESTS_NO_CHROMIUM", "VRAMLAB_TESTS_NO_POSTGRES"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    front.statuses = [0, 100, 100, 100]
+    front.provide_all()
+    assert front.calls == ["install", "install", "update", "install"] and "chromium" in front.programs
+    assert front.os.environ["VRAMLAB_TESTS_NO_CHROMIUM"] == ""
+    assert "postgresql" in front.os.environ["VRAMLAB_TESTS_NO_POSTGRES"]
