@@ -19,7 +19,7 @@ from typing import Any, Mapping
 from vramlab import __version__
 from vramlab.device import PERTURBATIONS
 from vramlab.environment import probe
-from vramlab.isolate import Call, CallResult, Settings, alternate, run_isolated
+from vramlab.isolate import Call, CallResult, Settings, alternate, prepare_forks, run_isolated
 from vramlab.largest import MeasuredSearch
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
@@ -113,6 +113,8 @@ def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
     """Everything that the cell asks for, as a record. Only the machine's own failures pass through."""
     draft = _Draft(spec, folder)
     started, clock = datetime.now(UTC), time.monotonic()
+    if draft.settings.is_forked:
+        prepare_forks()
     sampler = Sampler(folder / "telemetry.csv.gz", target=draft.config["target"]).start()
     try:
         _KINDS[draft.config["kind"]](draft)

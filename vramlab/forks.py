@@ -5,8 +5,8 @@
     Fork.wait()            <----    the exit code
 
 A socket pair leads to the server and nothing on the disk does, so that a parent killed at any moment leaves no file; nothing of the
-parent's main module is run again. A fork runs what was registered for its end and leaves without the interpreter's teardown, which takes
-seconds with torch imported. The server ends when its parent's end of the pair closes.
+parent's main module is run again. Server and forks run what was registered for their end and leave without the interpreter's teardown,
+which takes seconds with torch imported. The server ends when its parent's end of the pair closes.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ class ForkServer:
             except ServerLost:
                 self._close()
             return self._forked(pipe, environment)
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start the server where there is none, so that it imports while its parent does other things."""
+        with self._starting:
+            if self.pid is None:
+                self._start(environment)
 
     def close(self) -> None:
         """End the server; forks that still run are their callers'."""
@@ -132,7 +138,7 @@ class Fork:
 
 
 # --- the server's side ---------------------------------------------------------------------------------------------------
-def serve_forks(control_fd: int, modules: Sequence[str], serve: Callable[[Connection], None]) -> None:
+def serve_forks(control_fd: int, modules: Sequence[str], serve: Callable[[Connection], None]) -> NoReturn:
     """Import `modules`, then fork on request until all is over; each fork runs `serve` with its pipe and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is its parent's to judge
     for name in modules:
@@ -153,7 +159,7 @@ def serve_forks(control_fd: int, modules: Sequence[str], serve: Callable[[Connec
             if control in readable:
                 request, fds, _, _ = socket.recv_fds(control, 1, 2)
                 if not request:
-                    return
+                    _leave(0)
                 pipe, tell = fds
                 pid = os.fork()
                 if not pid:
@@ -202,8 +208,13 @@ def _end_with(serve: Callable[[Connection], None], pipe: Connection) -> NoReturn
     except BaseException:
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()  # of what the fork ran: a temporary folder, say
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # None, closed or a broken pipe: nobody is left to tell
-                stream.flush()
-        os._exit(code)
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's teardown."""
+    atexit._run_exitfuncs()  # of what a fork ran: a temporary folder, say
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # None, closed or a broken pipe: nobody is left to tell
+            stream.flush()
+    os._exit(code)

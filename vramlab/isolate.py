@@ -30,7 +30,7 @@ from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, Sche
 from vramlab.forks import Fork, ForkServer, ServerLost, serve_forks
 from vramlab.record import Outcome
 
-_PRELOADED = ("torch", "torchvision", "vramlab.measure")  # what the server of forks imports, and nothing else happens in it
+_PRELOADED = ("torch", "vramlab.preloaded")  # what the server of forks imports, and nothing else happens in it
 _FORKS = ForkServer([sys.executable, "-m", "vramlab.isolate", "--forks"])
 atexit.register(_FORKS.close)
 _CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
@@ -100,6 +100,11 @@ def run_isolated(call: Call, *, timeout_seconds: float | None = None, settings: 
     with _worker(settings) as worker:
         result = worker.ask(call, timeout_seconds)
     return replace(result, seconds=time.monotonic() - started)
+
+
+def prepare_forks() -> None:
+    """Start the server of forks, so that it has imported what it needs when the first forked process is asked for."""
+    _FORKS.start(_child_environment(Settings(is_forked=True)))
 
 
 def alternate(first: Call, second: Call, *, warmup: int = 3, steps: int = 20, timeout_seconds: float | None = None,

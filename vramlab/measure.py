@@ -511,7 +511,7 @@ def _load_plan(cell: _Cell, step: TrainingStep, folder: Path, optimizer, batch_s
     if sizes:
         captured = capture_passes(step.model, step.loss_fn, step.batch, sizes, optimizer=optimizer)
     else:
-        captured = capture(step.model, step.loss_fn, step.batch, optimizer=optimizer)
+        captured = cell.captured(step, batch_size or cell.config["batch_size"])
     captured = Captured(prepare_like(captured.tape, planned), captured.binding)
     same = [(o.target, o.phase) for o in captured.tape.ops] == [(o.target, o.phase) for o in planned.ops]
     if not same or len(captured.tape.storages) != len(planned.storages):
