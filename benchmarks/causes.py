@@ -30,8 +30,9 @@ from vramlab.costs import roofline_costs
 from vramlab.device import DeviceProfile, load_profile
 from vramlab.errors import PlanInfeasible
 from vramlab.layers import feature_extraction, layers_of
-from vramlab.measure import average_state_bytes, make_plan
+from vramlab.measure import make_plan
 from vramlab.planner import UNLIMITED, Budget
+from vramlab.predicted import average_state_bytes
 from vramlab.prepared import prepare_tape
 from vramlab.simulate import simulate
 from vramlab.schedule import Compute

@@ -23,14 +23,11 @@ from vramlab.isolate import Call, CallResult, Settings, alternate, prepare_forks
 from vramlab.largest import MeasuredSearch
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
+from vramlab.run_folder import baseline_id
 from vramlab.statistics import distinguishable, drift, paired_ratio
 from vramlab.telemetry import Sampler
 
 FILES = ("schedule.json.gz", "tape.json.gz", "telemetry.csv.gz")
-# What a baseline does not depend on: it is eager's, whatever method is compared with it.
-_NOT_OF_A_BASELINE = ("method", "options", "budget", "experiment", "kind", "search")
-
-
 _OF_A_SEARCHED_PLAN = ("budget_bytes", "library_bytes", "tape_digest", "schedule_digest", "bytes_by_role", "changes_semantics",
                        "micro_batches")
 
@@ -295,9 +292,7 @@ def _drift(draft: _Draft, baseline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _baseline_path(draft: _Draft) -> Path:
-    kept = {k: v for k, v in draft.config.items() if k not in _NOT_OF_A_BASELINE}
-    kept["sources"] = {k: v for k, v in kept["sources"].items() if k not in ("method", "files")}
-    return Path(draft.spec["run_dir"]) / "baselines" / f"{hash_config(kept)}.json"
+    return Path(draft.spec["run_dir"]) / "baselines" / f"{baseline_id(draft.config)}.json"
 
 
 # --- the record -----------------------------------------------------------------------------------------------------------

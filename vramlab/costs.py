@@ -24,18 +24,17 @@ from torch.utils._pytree import tree_leaves
 
 from vramlab.algorithms import ON, has_algorithms, using
 from vramlab.calibration import measure_profile
-from vramlab.device import DeviceProfile
 from vramlab.errors import Unsupported, VramlabError
 from vramlab.flops import with_flops
 from vramlab.meter import AllocatorMeter
 from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of, inplace_twin
 
+from vramlab.roofline import ACCUMULATE_GRAD, is_renaming, roofline_costs
 from vramlab.store import device_store
 from vramlab.tape import Op, Role, Tape, Tensor, Variant
 
 __all__ = ["Cost", "CostError", "OpMismatch", "measure_costs", "measure_profile", "measure_variants", "roofline_costs", "signature"]
 
-ACCUMULATE_GRAD = "vramlab.accumulate_grad"
 OPTIMIZER_STEP = "vramlab.optimizer_step"
 MEASURED_AS = 4  # raised when what is measured changes: older entries of a cache are then not found
 LEAST_RUNS, MOST_RUNS, LEAST_SECONDS = 3, 10, 0.02
@@ -119,29 +118,6 @@ def _generator_bytes(tape: Tape, op: Op, device: torch.device) -> int:
     return max(0, torch.get_rng_state().nbytes - _new_bytes(tape, op))
 
 
-def roofline_costs(tape: Tape, profile: DeviceProfile) -> Tape:
-    """The tape with `seconds` from a device profile, and with `flops`: arithmetic, or the bytes read and written. Workspaces stay."""
-    tape = with_flops(tape)
-    return tape.with_costs([_roofline_seconds(tape, op, profile) for op in tape.ops])
-
-
-def _roofline_seconds(tape: Tape, op: Op, profile: DeviceProfile) -> float:
-    if _is_renaming(op) or not (tape.creates[op.id] or op.mutates):
-        return 0.0  # a view, or a gradient that takes over a tensor: no kernel runs
-    written = sum(tape.storages[s].nbytes for s in (*tape.creates[op.id], *op.mutates))
-    return profile.op_seconds(op.flops, sum(_read_bytes(tape, t) for t in op.inputs) + written)
-
-
-def _read_bytes(tape: Tape, tensor: int) -> int:
-    """What is shown, at most what is there: an expanded tensor shows the same bytes many times."""
-    t = tape.tensors[tensor]
-    return min(prod(t.shape) * dtype_of(t.dtype).itemsize, tape.storages[t.storage].nbytes)
-
-
-def _is_renaming(op: Op) -> bool:
-    return op.target == ACCUMULATE_GRAD and op.takeover is not None
-
-
 # --- what makes two ops the same ------------------------------------------------------------------------------------------
 def signature(tape: Tape, op: Op, optimizer: torch.optim.Optimizer | None = None) -> str:
     """SHA-256 over all that the cost of an op depends on, on one device: operator, arguments, forms of its tensors."""
@@ -194,7 +170,7 @@ def _measure(tape: Tape, ops: Sequence[Op], device: torch.device, optimizer: tor
     generators = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with torch.no_grad(), torch.autocast(device.type, enabled=False), generators, _no_collection():
         bench = _Bench(tape, device, optimizer)
-        seconds = [0.0 if _is_renaming(op) else bench.seconds(op) for op in ops]
+        seconds = [0.0 if is_renaming(op) else bench.seconds(op) for op in ops]
         return [Cost(*cost) for cost in zip(seconds, workspaces(bench, ops))]
 
 
@@ -247,7 +223,7 @@ class _Bench:
 
     def runnable(self, op: Op) -> Run:
         """A function without arguments that runs the op once and returns what it makes."""
-        if _is_renaming(op):
+        if is_renaming(op):
             return lambda: None
         if op.target == OPTIMIZER_STEP:
             return self._optimizer_step(op)

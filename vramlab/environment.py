@@ -185,6 +185,12 @@ def cache_dir() -> Path:
     return Path(base) / "vramlab"
 
 
+def config_dir() -> Path:
+    """The user's config folder of vramlab."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "vramlab"
+
+
 def _user_name() -> str:
     try:
         return getpass.getuser()

@@ -92,3 +92,16 @@ class SubmissionRefused(VramlabError):
 
     def __reduce__(self):
         return (type(self), (self.problems,))
+
+
+class BundleRefused(VramlabError):
+    """What was given away is not taken in: it breaks a named rule. `where` is a path, with a dotted field where one is to blame."""
+
+    exit_code = 4
+
+    def __init__(self, rule: str, where: str, detail: str) -> None:
+        self.rule, self.where, self.detail = rule, where, detail
+        super().__init__(f"{where or 'the bundle'}: [{rule}] {detail}")
+
+    def __reduce__(self):
+        return (type(self), (self.rule, self.where, self.detail))

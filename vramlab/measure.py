@@ -17,13 +17,12 @@ import numpy as np
 import torch
 
 from vramlab.algorithms import Named, named_variants, names_of, under_variants
-from vramlab.at_peak import feature_bytes_at_peak, live_at_peak
+from vramlab.at_peak import live_at_peak
 from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model
 from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
 from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed_profile
-from vramlab.effort import effort
 from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
@@ -38,15 +37,15 @@ from vramlab.micro_loss import divisors_of_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, needs_of, parse_bytes, passes_of
 from vramlab.parallel import share_of, simulate_parallel
+from vramlab.predicted import predicted_of, swap_against_recompute
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_like, prepare_tape, prepared_for
 from vramlab.record import Outcome, Truth
-from vramlab.schedule import Compute, Offload, Prefetch, Recompute, Schedule
+from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Role, Tape
 from vramlab.this_machine import THIS
 from vramlab.tile import TapeTiling
-from vramlab.trace import Trace
 from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
@@ -294,7 +293,7 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
     facts |= {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
     over_devices = _over_devices(one, checked, profile, devices) if "devices" in cell.config else {}
     against = {"eager_step_seconds": sum(op.seconds for op in plain.ops)}  # the library's algorithms, the whole batch at once
-    return facts | {"schedule_digest": schedule.digest, "predicted": _predicted(checked, profile) | against | over_devices}
+    return facts | {"schedule_digest": schedule.digest, "predicted": predicted_of(checked, profile) | against | over_devices}
 
 
 def _save(out: Path | None, tape: Tape, schedule: Schedule | None = None) -> None:
@@ -364,38 +363,6 @@ def _with_costs(cell: _Cell, tape: Tape, profile: DeviceProfile, step: TrainingS
     return measure_variants(tape, cell.device) if cell.wants_variants else tape
 
 
-def _predicted(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, Any]:
-    trace = simulate(checked, profile)
-    metrics = trace.metrics
-    at_peak = checked.schedule.instructions[metrics.peak_instruction]
-    op = getattr(at_peak, "op", None)
-    live = live_at_peak(checked).to_json()
-    device = {key: value for key, value in profile.to_json().items() if key != "sources"}
-    found = metrics.to_json() | {"profile": profile.name, "device": device, "peak_op": None if op is None else checked.tape.op_name(op),
-                                 "peak_phase": live["phase"], "at_peak": live, "average_state_bytes": average_state_bytes(checked, trace),
-                                 "feature_bytes_at_peak": feature_bytes_at_peak(checked)}
-    found |= effort(checked, trace)
-    return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
-
-
-def average_state_bytes(checked: CheckedSchedule, trace: Trace) -> float | None:
-    """Bytes of parameters, buffers, optimizer state and, from when each is there, gradients, averaged over the step: the part of
-    `average_bytes` that papers on feature maps leave out. None of a step that takes no time. State that leaves meanwhile counts on."""
-    step, made = trace.metrics.step_seconds, {}
-    if step <= 0:
-        return None
-    for index, instruction in enumerate(checked.schedule.instructions):
-        if isinstance(instruction, Compute):
-            made.setdefault(instruction.op, trace.end_seconds[index])
-    held = 0.0
-    for storage in checked.tape.storages:
-        if storage.role in (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE):
-            held += storage.nbytes
-        elif storage.role is Role.GRADIENT:
-            held += storage.nbytes * (1 - made.get(checked.tape.producer[storage.id], 0.0) / step)
-    return held
-
-
 def plan_perturbed(spec: Spec) -> dict[str, dict[str, Any]]:
     """What a simulated step comes to where the device's link or FLOP/s are 20 % off, by the perturbation's name: planned and simulated
     again. A budget that is then out of reach is told as `infeasible`, with the method's message."""
@@ -427,26 +394,6 @@ def search_perturbed(spec: Spec, found: Mapping[str, Any]) -> dict[str, dict[str
 
 def _under(spec: Spec, perturbation: str) -> Spec:
     return {**spec, "config": {**spec["config"], "perturbation": perturbation}}
-
-
-def swap_against_recompute(tape: Tape, profile: DeviceProfile) -> dict[str, Any]:
-    """Over the activations: is the round trip over the link dearer than running the producing op again?"""
-    ratios = []
-    for storage in tape.storages:
-        producer = tape.producer[storage.id]
-        if storage.role is not Role.ACTIVATION or producer is None or storage.nbytes == 0:
-            continue
-        swap = profile.copy_seconds(storage.nbytes, to_host=True) + profile.copy_seconds(storage.nbytes, to_host=False)
-        again = tape.ops[producer].seconds
-        ratios.append(swap / again if again > 0 else float("inf"))
-    cheaper = sum(r > 1 for r in ratios)
-    finite = [r for r in ratios if np.isfinite(r)]
-    return {
-        "storages": len(ratios),
-        "recompute_cheaper": cheaper,
-        "share": cheaper / len(ratios) if ratios else None,
-        "median_ratio": float(np.median(finite)) if finite else None,
-    }
 
 
 # --- steps that run -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Iterator, Mapping
 
 from vramlab.errors import WorkflowError
-from vramlab.record import Outcome, RunRecord, write_atomically
+from vramlab.record import Outcome, RunRecord, hash_config, write_atomically
 from vramlab.yaml_nodes import nearest, one_of
 
 SCHEMA = 1
@@ -78,6 +78,17 @@ def read_record(cell_folder: Path, cell_id: str) -> RunRecord | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return record if record.cell_id == cell_id else None
+
+
+# What a baseline does not depend on: it is eager's, whatever method is compared with it.
+_NOT_OF_A_BASELINE = ("method", "options", "budget", "experiment", "kind", "search")
+
+
+def baseline_id(config: Mapping[str, Any]) -> str:
+    """Names the file baselines/<id>.json of a run: eager's own peak and step times, for all cells that compare with them."""
+    kept = {key: value for key, value in config.items() if key not in _NOT_OF_A_BASELINE}
+    kept["sources"] = {key: value for key, value in config["sources"].items() if key not in ("method", "files")}
+    return hash_config(kept)
 
 
 def is_done(record: RunRecord | None) -> bool:

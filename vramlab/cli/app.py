@@ -229,16 +229,19 @@ def compare_run(
 @app.command("crowd-submit")
 def crowd_submit(
     run: RunName,
-    to: Annotated[str, typer.Option("--to", metavar="DIR", help="Where the bundle goes.")],
+    to: Annotated[str, typer.Option("--to", metavar="URL|DIR", help="A server, or a folder that collects bundles.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent, and check it; send and write nothing.")] = False,
+    supersedes: Annotated[str | None, typer.Option(
+        "--supersedes", metavar="BUNDLE", help="An earlier bundle of yours that this one takes the place of.")] = None,
     output_dir: Results = Path("results"),
 ) -> None:
-    """Pack a run's records and their hashes into a bundle.
+    """Pack a run into a signed bundle, check it, and give it to a server or put it into a folder (it may be a git repository).
 
-    The bundle is what a shared collection takes in.
+    Host and user names, paths and UUIDs are taken out before. The same run again sends nothing twice. Exit code 4: refused.
     """
-    from vramlab.cli.runs import submit
+    from vramlab.cli.crowd import submit
 
-    raise typer.Exit(submit(run, to, output_dir))
+    raise typer.Exit(submit(run, to, output_dir, is_dry=dry_run, supersedes=supersedes))
 
 
 @app.command("cite")
@@ -261,11 +264,17 @@ def check_method(name: Annotated[str, typer.Argument(metavar="NAME")], collectio
 
 
 @_check.command("bundle")
-def check_bundle(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
-    """Check a bundle: every file against the manifest, every record against its cell."""
-    from vramlab.cli.runs import check_one_bundle
+def check_bundle(
+    bundle: Annotated[Path, typer.Argument(metavar="B", help="A bundle's folder or .tar.gz, or a folder that collects bundles.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check a bundle as a server does: manifest, signature, schema, and every number that follows from others, derived anew.
 
-    raise typer.Exit(check_one_bundle(folder))
+    Exit code 0: accepted; 4: refused; 2: it is no bundle.
+    """
+    from vramlab.cli.crowd import check_bundles
+
+    raise typer.Exit(check_bundles(bundle, as_json=as_json))
 
 
 @_check.command("prediction")

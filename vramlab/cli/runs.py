@@ -1,8 +1,7 @@
-"""What is done with finished runs, and with this machine: compare, submit, cite, doctor."""
+"""What is done with finished runs, and with this machine: compare, cite, doctor."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 from vramlab.citations import citations
 from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, find_collections
-from vramlab.errors import SubmissionRefused, WorkflowError
+from vramlab.errors import WorkflowError
 from vramlab.report.words import DASH, bytes_in_words, count_of
 from vramlab.run_folder import resolve_run
 from vramlab.workflow import name_of
@@ -56,34 +55,6 @@ def _difference(pair: Pair, found: Difference) -> tuple[str, str, str, str, str]
     figure = found.figure + (" *simulated*" if pair.is_simulated and found.change is not None else "")
     verdict = "worse" if found.is_regression else "" if found.is_distinguishable or found.first == found.second else "not distinguishable"
     return figure, in_words(found.first), in_words(found.second), DASH if found.change is None else f"{1 + found.change:.3f}", verdict
-
-
-def submit(name: str, to: str, results: Path) -> int:
-    """Write a run's bundle below a folder, say what was taken out of it, and print the bundle's path; 4 when it is refused."""
-    from vramlab.crowd import submit_to_directory
-
-    run = resolve_run(name, results)
-    try:
-        submitted = submit_to_directory(run.folder, Path(to))
-    except SubmissionRefused as error:
-        print("refused:", *error.problems, sep="\n  ", file=sys.stderr)
-        return error.exit_code
-    for path, fields in submitted.scrubbed.items():
-        print(f"taken out of {path}: {', '.join(fields)}")
-    state = "written" if submitted.is_new else "was there already"
-    print(f"{submitted.files} files, {bytes_in_words(submitted.nbytes)}, {state}: {submitted.path}")
-    return 0
-
-
-def check_one_bundle(folder: Path) -> int:
-    """Print what is wrong with a bundle, or with each that `crowd-submit --to` put below a folder; exit code 1 when anything is."""
-    from vramlab.crowd import MANIFEST_FILE, check_bundle
-
-    inside = [folder] if (folder / MANIFEST_FILE).is_file() else sorted(path.parent for path in folder.glob(f"*/*/{MANIFEST_FILE}"))
-    problems = {bundle: check_bundle(bundle) for bundle in inside or [folder]}
-    for bundle, found in problems.items():
-        print("\n".join(found) if found else f"{bundle} is sound")
-    return 1 if any(problems.values()) else 0
 
 
 def print_citations(name: str, results: Path, extra: Sequence[Path]) -> int:

@@ -1,12 +1,14 @@
-"""A run as a bundle that can be given away: records, schedules, tapes and telemetry, scrubbed, with a manifest of hashes.
+"""A run as a bundle that can be given away: records, schedules, tapes and telemetry, scrubbed, signed, with a manifest of hashes.
 
-    <to>/<workflow>/<bundle>/manifest.json                 every file with its bytes and SHA-256; what was scrubbed
+    <to>/<workflow>/<bundle>/manifest.json                 every file with its bytes and SHA-256; what was scrubbed; the signature
     <to>/<workflow>/<bundle>/run.json                      the resolved workflow, environment, plan of cells
+    <to>/<workflow>/<bundle>/claims.json                   the verdict on each claim of the workflow, with the cells that it rests on
     <to>/<workflow>/<bundle>/cells/<cell_id>/...           record.json, schedule.json.gz, telemetry.csv.gz
     <to>/<workflow>/<bundle>/tapes/<sha256>.json.gz        each captured step once
+    <to>/<workflow>/<bundle>/baselines/<id>.json           eager's peak and step times, which several cells compare with
 
 `<bundle>` is a hash of the content: the same run again is the same bundle, and nothing is written twice. Works offline; the
-folder may be a git repository.
+folder may be a git repository of results.
 """
 
 from __future__ import annotations
@@ -19,49 +21,73 @@ import shutil
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from vramlab import __version__
+from vramlab.crowd.canonical import to_canonical
+from vramlab.crowd.findings import Report
+from vramlab.crowd.layout import CLAIMS_FILE, MANIFEST_FILE
+from vramlab.crowd.manifest import FORMAT_VERSION, bundle_name, describe, signed
 from vramlab.crowd.scrub import Names, scrub, scrub_text
+from vramlab.crowd.signing import SigningKey, own_key
+from vramlab.crowd.verdicts import verdicts
 from vramlab.errors import SubmissionRefused
-from vramlab.record import hash_config
+from vramlab.record import RunRecord, hash_config
+from vramlab.run_folder import baseline_id
 from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE, Cell, Run, load_run
 
-FORMAT_VERSION = 1
-MANIFEST_FILE = "manifest.json"
 COPIED_FILES = (SCHEDULE_FILE, TELEMETRY_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submitted:
-    """Where a bundle lies and what it holds."""
+class Packed:
+    """A bundle that lies nowhere yet."""
 
-    path: Path
-    files: int
-    nbytes: int
-    is_new: bool  # False when it was there already
+    workflow: str
+    name: str
+    contents: Mapping[str, bytes]  # path in the bundle -> bytes, the manifest included
     scrubbed: Mapping[str, list[str]]  # file -> dotted fields that were changed
 
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum(map(len, self.contents.values()))
 
-def submit_to_directory(run_dir: str | Path, to: str | Path) -> Submitted:
-    """Write a run's bundle below the folder `to`, whole or not at all.
+    def place(self, to: Path) -> Path:
+        """Its folder below a collection."""
+        return Path(to) / _plain_name(self.workflow) / self.name
+
+    def write(self, to: Path, examine: Callable[[Path], Report] | None = None) -> bool:
+        """Write it below the folder `to`, whole or not at all; False where it is there already.
+
+        `examine` is asked of the folder before anybody can see it. SubmissionRefused with what it finds, or where a folder of that name
+        holds something else.
+        """
+        target = self.place(to)
+        if not target.exists():
+            _write(target, self.contents, examine)
+            return True
+        if changed := [name for name, data in self.contents.items() if not _is_there(target / name, data)]:
+            raise SubmissionRefused((f"{target} is there and {', '.join(changed[:5])} in it differ from this run",))
+        return False
+
+
+def pack_run(run_dir: str | Path, *, key: SigningKey | None = None, supersedes: str | None = None) -> Packed:
+    """A run's bundle, signed with the user's own key unless another is given.
 
     SubmissionRefused (exit code 4) names every record that is half, whose config does not hash to its cell_id, or whose files
-    have changed. Cells that have not run are left out, and the manifest says that the run is not complete.
+    have changed. Cells that have not run are left out, and the manifest says that the run is not complete. `supersedes`: an earlier bundle
+    of the same submitter, which this one takes the place of.
     """
     run = load_run(Path(run_dir))
     if problems := find_problems(run):
         raise SubmissionRefused(tuple(problems))
     contents, scrubbed = gather(run, Names.here())
-    manifest = make_manifest(run, contents, scrubbed)
-    target = Path(to) / _plain_name(str(run.workflow.get("name") or "unnamed")) / manifest["bundle"]
-    contents[MANIFEST_FILE] = _to_bytes(manifest)
-    is_new = not target.exists()
-    if is_new:
-        _write(target, contents)
-    elif changed := [name for name, data in contents.items() if not _is_there(target / name, data)]:
-        raise SubmissionRefused((f"{target} is there and {', '.join(changed[:5])} in it differ from this run",))
-    return Submitted(path=target, files=len(contents), nbytes=sum(map(len, contents.values())), is_new=is_new, scrubbed=scrubbed)
+    bundled = _run_in(contents)
+    contents[CLAIMS_FILE] = _to_bytes(verdicts(bundled))
+    manifest = make_manifest(bundled, contents, scrubbed, key or own_key(), supersedes)
+    contents[MANIFEST_FILE] = to_canonical(manifest)
+    return Packed(workflow=manifest["workflow"], name=manifest["bundle"], contents=contents, scrubbed=scrubbed)
 
 
 def find_problems(run: Run) -> list[str]:
@@ -86,22 +112,20 @@ def gather(run: Run, names: Names) -> tuple[dict[str, bytes], dict[str, list[str
     """(path in the bundle -> bytes, path -> fields that were scrubbed)."""
     contents: dict[str, bytes] = {}
     scrubbed: dict[str, list[str]] = {}
-    new_ids = {cell.cell_id: _scrubbed_id(cell, names) for cell in run.cells if cell.record}
+    new_configs = {cell.cell_id: scrub(dict(cell.record.config), names, "config")[0] for cell in run.cells if cell.record}
+    new_ids = {cell_id: hash_config(config) for cell_id, config in new_configs.items()}
     for cell in run.cells:
         if cell.record:
             _add_cell(cell, new_ids[cell.cell_id], names, contents, scrubbed)
+            _add_baseline(run, cell.record, new_configs[cell.cell_id], contents)
     plan, changed = scrub(dict(run.plan), names)
     plan["cells"] = [c | {"cell_id": new_ids.get(c["cell_id"], hash_config(c["config"]))} for c in plan.get("cells", ())]
     _put(RUN_FILE, plan, changed, contents, scrubbed)
     return contents, scrubbed
 
 
-def _scrubbed_id(cell: Cell, names: Names) -> str:
-    """The cell_id once paths have left the config: a bundle's cell_id is the hash of what stands in the bundle."""
-    return hash_config(scrub(dict(cell.record.config), names, "config")[0])
-
-
 def _add_cell(cell: Cell, cell_id: str, names: Names, contents: dict[str, bytes], scrubbed: dict[str, list[str]]) -> None:
+    """A cell's files; its cell_id is the hash of what stands in the bundle, where paths have left the config."""
     body, changed = scrub(cell.record.to_json(), names)
     _put(f"cells/{cell_id}/{RECORD_FILE}", body | {"cell_id": cell_id}, changed, contents, scrubbed)
     for name in COPIED_FILES:
@@ -110,6 +134,13 @@ def _add_cell(cell: Cell, cell_id: str, names: Names, contents: dict[str, bytes]
     if (path := cell.folder / TAPE_FILE).is_file():
         data = _read_packed(path, names)
         contents[f"tapes/{hashlib.sha256(data).hexdigest()}.json.gz"] = data
+
+
+def _add_baseline(run: Run, record: RunRecord, config: Mapping[str, Any], contents: dict[str, bytes]) -> None:
+    """Eager's own figures, which the cell compares with, under the id that the scrubbed config gives."""
+    path = run.folder / "baselines" / f"{baseline_id(record.config)}.json"
+    if path.is_file():
+        contents[f"baselines/{baseline_id(config)}.json"] = _to_bytes(json.loads(path.read_text()))
 
 
 def _put(name: str, body: Any, changed: list[str], contents: dict[str, bytes], scrubbed: dict[str, list[str]]) -> None:
@@ -132,21 +163,34 @@ def _read_packed(path: Path, names: Names) -> bytes:
     return data
 
 
-def make_manifest(run: Run, contents: Mapping[str, bytes], scrubbed: Mapping[str, list[str]]) -> dict[str, Any]:
-    """The manifest without a date: the same run gives the same bytes."""
+def _run_in(contents: Mapping[str, bytes]) -> Run:
+    """The run as it will lie in the bundle."""
+    plan = json.loads(contents[RUN_FILE])
+    planned = {cell["cell_id"]: cell for cell in plan.get("cells", ())}
+    on_disk = sorted(name.split("/")[1] for name in contents if name.endswith(f"/{RECORD_FILE}"))
+    cells = []
+    for cell_id in [*planned, *(name for name in on_disk if name not in planned)]:
+        data, entry = contents.get(f"cells/{cell_id}/{RECORD_FILE}"), planned.get(cell_id, {})
+        record = RunRecord.from_json(json.loads(data)) if data else None
+        config = record.config if record else entry.get("config", {})
+        cells.append(Cell(cell_id=cell_id, folder=Path("cells") / cell_id, config=config, record=record,
+                          label=str(entry.get("label") or config.get("method", ""))))
+    return Run(Path(), plan, tuple(cells))
+
+
+def make_manifest(run: Run, contents: Mapping[str, bytes], scrubbed: Mapping[str, list[str]], key: SigningKey,
+                  supersedes: str | None = None) -> dict[str, Any]:
+    """The manifest without a date: the same run and key give the same bytes."""
     files = [{"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(contents.items())]
-    return {
-        "format": FORMAT_VERSION, "bundle": hashlib.sha256(_to_bytes(files)).hexdigest()[:16], "vramlab": __version__,
-        "workflow": run.workflow.get("name"), "run_id": run.plan.get("run_id"), "is_complete": all(cell.record for cell in run.cells),
-        "cells": sum(cell.record is not None for cell in run.cells), "planned_cells": len(run.cells), "files": files,
-        "scrubbed": dict(scrubbed),
-    }
+    body = describe(run) | {"format": FORMAT_VERSION, "bundle": bundle_name(files), "vramlab": __version__, "files": files,
+                            "scrubbed": dict(scrubbed), "supersedes": supersedes}
+    return signed(body, key)
 
 
-def _write(target: Path, contents: Mapping[str, bytes]) -> None:
-    """All files in a folder beside the target, then one rename: a reader sees the whole bundle or none."""
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
+def _write(target: Path, contents: Mapping[str, bytes], examine: Callable[[Path], Report] | None) -> None:
+    """All files in a hidden folder beside the target, examined there, then one rename: a reader sees the whole bundle or none."""
+    room = target.parent / f".{target.name}.{os.getpid()}.part"
+    part = room / target.name  # a bundle's folder has its name, for who examines it too
     try:
         for name, data in contents.items():
             path = part / name
@@ -155,24 +199,15 @@ def _write(target: Path, contents: Mapping[str, bytes]) -> None:
                 f.write(data)
                 f.flush()
                 os.fsync(f.fileno())
+        report = examine(part) if examine else None
+        if report and not report.is_accepted:
+            raise SubmissionRefused(tuple(f"{f.where or 'the bundle'}: [{f.rule}] {f.message}" for f in report.errors))
         os.rename(part, target)
     except OSError:
         if not target.exists():  # else another process wrote the same bundle first
             raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def check_bundle(path: Path) -> list[str]:
-    """What is wrong with a bundle on disk: files that are missing, changed or not named by its manifest; empty when whole."""
-    try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-        named = {entry["path"]: entry["sha256"] for entry in manifest["files"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{MANIFEST_FILE} cannot be read: {error}"]
-    there = {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} - {MANIFEST_FILE}
-    faults = [f"{name} is missing or changed" for name, sha256 in named.items() if not _has_hash(path / name, sha256)]
-    return faults + [f"{name} is not named by the manifest" for name in sorted(there - set(named))]
+        shutil.rmtree(room, ignore_errors=True)
 
 
 def _has_hash(path: Path, sha256: str) -> bool:

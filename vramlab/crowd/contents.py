@@ -1,0 +1,95 @@
+"""A bundle's folder as rules read it: each file once, strictly, within limits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Mapping
+
+from vramlab.crowd.canonical import read_strict
+from vramlab.crowd.layout import MANIFEST_FILE, Limits, check_size, files_below, gunzip
+from vramlab.errors import BundleRefused
+from vramlab.record import RunRecord
+from vramlab.runs import RECORD_FILE, RUN_FILE, Cell, Run
+
+
+class Contents:
+    """Everything is read when it is asked for; what cannot be read raises BundleRefused by its rule."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder, self.limits = folder, limits
+
+    @cached_property
+    def files(self) -> Mapping[str, int]:
+        """Name -> bytes of all files."""
+        return files_below(self.folder, self.limits)
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes; no link is followed."""
+        handle = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(handle, "rb") as f:
+            data = f.read(self.limits.file_bytes + 1)
+        check_size(name, len(data), self.limits)
+        return data
+
+    def sha256(self, name: str) -> str:
+        """Of a file's bytes."""
+        return hashlib.sha256(self.read(name)).hexdigest()
+
+    def unpacked(self, name: str, *, may_be_cut: bool = False) -> bytes:
+        """The content of a .gz file."""
+        return gunzip(self.read(name), name, self.limits, may_be_cut=may_be_cut)
+
+    def json(self, name: str) -> Any:
+        """A .json file's value."""
+        return read_strict(self.read(name), name)
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        """manifest.json as an object."""
+        if MANIFEST_FILE not in self.files:
+            raise BundleRefused("manifest-missing", MANIFEST_FILE, "there is no manifest: this is no bundle")
+        body = self.json(MANIFEST_FILE)
+        if not isinstance(body, dict):
+            raise BundleRefused("manifest", MANIFEST_FILE, "is no JSON object")
+        return body
+
+    @property
+    def bundle(self) -> str | None:
+        """The name that the manifest states; None where it states none."""
+        try:
+            name = self.manifest.get("bundle")
+        except (BundleRefused, OSError):
+            return None
+        return name if isinstance(name, str) and len(name) <= 64 else None
+
+    @cached_property
+    def run(self) -> Run:
+        """The run with its records. Only after the rules of form."""
+        plan = self.json(RUN_FILE)
+        planned = {cell["cell_id"]: cell for cell in plan["cells"]}
+        names = [*planned, *sorted(set(self._cell_ids) - set(planned))]
+        return Run(self.folder, plan, tuple(self._cell(name, planned.get(name, {})) for name in names))
+
+    @cached_property
+    def records(self) -> Mapping[str, RunRecord]:
+        """Name of the file -> record. Only after the rules of form."""
+        return {f"cells/{cell.cell_id}/{RECORD_FILE}": cell.record for cell in self.run.cells if cell.record}
+
+    @property
+    def record_files(self) -> list[str]:
+        """Names of all record.json."""
+        return [name for name in sorted(self.files) if name.endswith(f"/{RECORD_FILE}")]
+
+    @property
+    def _cell_ids(self) -> list[str]:
+        return [name.split("/")[1] for name in self.record_files]
+
+    def _cell(self, cell_id: str, planned: Mapping[str, Any]) -> Cell:
+        name = f"cells/{cell_id}/{RECORD_FILE}"
+        record = RunRecord.from_json(self.json(name)) if name in self.files else None
+        config = record.config if record else planned.get("config", {})
+        return Cell(cell_id=cell_id, folder=self.folder / "cells" / cell_id, config=config, record=record,
+                    label=str(planned.get("label") or config.get("method", "")), problem="" if record else "not run yet")

@@ -1,0 +1,30 @@
+"""The checker: `check(folder) -> Report`, the same on the submitter's machine and on the server. No torch, no network, nothing written.
+
+Rules are asked in four rounds; a round that finds errors ends the check, because the next one would read what is not sound.
+
+    wrapping     what lies there, the manifest, every file's bytes, the signature
+    form         run.json, records, tapes and schedules: strict JSON of the known schema
+    derivation   every number that follows from others, anew: hashes, statistics, schedules checked and simulated again, verdicts
+    plausibility what a machine can have measured (notes: allocated <= reserved <= used, telemetry that spans the cell, ...)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vramlab.crowd.findings import Report
+from vramlab.crowd.layout import LIMITS, Limits
+from vramlab.crowd.rules import wrapping  # noqa: F401  each module enters its rules
+from vramlab.crowd.rules.asking import ROUNDS, RULES, Examination
+
+__all__ = ["RULES", "check"]
+
+
+def check(folder: Path, limits: Limits = LIMITS) -> Report:
+    """Ask every rule of a bundle's folder, whose name is to be the bundle's."""
+    examination = Examination(Path(folder), limits)
+    for number in ROUNDS:
+        examination.ask(number)
+        if examination.has_errors:
+            break
+    return examination.report()
