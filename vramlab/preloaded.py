@@ -15,4 +15,5 @@ from vramlab.simulate import simulate
 from vramlab.tape import Tape
 
 _NOTHING = Tape(ops=(), tensors=(), storages=(), loss=0, device_type="cpu", batch_size=0)
-simulate(check_schedule(_NOTHING, Schedule(instructions=(), tape_digest=_NOTHING.digest)), load_profile(profile_names()[0]))  # loads the loops
+_EMPTY = check_schedule(_NOTHING, Schedule(instructions=(), tape_digest=_NOTHING.digest))
+simulate(_EMPTY, load_profile(profile_names()[0]))  # loads the loops
