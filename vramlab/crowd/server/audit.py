@@ -6,18 +6,14 @@ import hashlib
 import json
 from typing import Any, Iterable, Mapping
 
-from sqlalchemy import select, text
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server.tables import Audit, now
 
-_LOCK = 0x61756474  # of PostgreSQL's advisory locks: one row after the other
-
 
 def note(session: Session, *, actor: str, action: str, subject: str, token: str = "", detail: Mapping[str, Any] | None = None) -> Audit:
-    """Append one row, in the caller's transaction. Call it last: from here to the commit no other change can append."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    """Append one row, in a session of `Database.write`: one at a time, so that rows follow each other without a gap."""
     last = session.scalar(select(Audit).order_by(Audit.id.desc()).limit(1))
     row = Audit(id=last.id + 1 if last else 1, at=now(), actor=actor[:200], token=token, action=action, subject=subject[:200],
                 detail=dict(detail or {}), previous_sha256=last.sha256 if last else "")

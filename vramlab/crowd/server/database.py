@@ -21,7 +21,8 @@ BUSY_SECONDS = 30
 CONNECTIONS = 16  # at a time; a request that finds none waits, then is told to come again
 # Write-ahead logs of SQLite break on file systems that are shared between machines.
 _SHARED_FILE_SYSTEMS = frozenset("nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph glusterfs fuse.sshfs fuse.glusterfs 9p".split())
-_MIGRATION_LOCK = 0x76726D6C  # of PostgreSQL's advisory locks: two servers that start together migrate one after the other
+# Of PostgreSQL's advisory locks: two servers that start together migrate one after the other, and one change is made at a time.
+_MIGRATION_LOCK, _WRITE_LOCK = 0x76726D6C, 0x76726D77
 
 
 class Database:
@@ -42,7 +43,11 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session that is committed whole when the block ends well, and rolled back otherwise. On disk when it returns."""
+        """A session that is committed whole when the block ends well, and rolled back otherwise. On disk when it returns.
+
+        One change at a time, on PostgreSQL too: counts, agreements and the audit log hang on what is there already. What takes long (a
+        body, a check) is done before.
+        """
         if self._writer:
             with self._writer, self._begin() as session:
                 yield session
@@ -53,6 +58,8 @@ class Database:
     @contextmanager
     def _begin(self) -> Iterator[Session]:
         with Session(self.engine.execution_options(vramlab_writes=True), expire_on_commit=False) as session, session.begin():
+            if not self.settings.is_sqlite:
+                session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _WRITE_LOCK})
             yield session
 
     def migrate(self) -> None:

@@ -27,19 +27,16 @@ METRICS: Mapping[str, tuple[bool, str, str]] = {
     "step_seconds": (True, "step time", "seconds"),
     "largest": (False, "largest batch that fits", "samples"),
 }
+OF_ONE_BATCH = ("peak_bytes", "step_seconds")  # a smaller batch takes less of either
 MOST_ROWS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardRow:
-    """One method on one model and device: its best group by the asked metric."""
+    """One method on one board: its best group by the asked metric."""
 
     rank: int
     method: str
-    model: str
-    device: str
-    is_cpu: bool
-    is_simulated: bool
     is_verified: bool
     kind: str
     batch_size: int | None
@@ -53,25 +50,67 @@ class LeaderboardRow:
     reproduced: int  # results of the group that somebody else reproduced
 
 
-def leaderboard(session: Session, *, model: str, device: str, metric: str = "peak_bytes", is_simulated: bool = False,
-                batch_size: int | None = None, budget: str | None = None, method: str | None = None,
-                include_unverified: bool = False, limit: int = 100) -> list[LeaderboardRow]:
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What was asked for, filled in, and its rows, which are comparable: one workload, and one batch where the metric hangs on it."""
+
+    model: str
+    device: str
+    is_simulated: bool
+    metric: str
+    workload: str | None  # None: there is no result at all
+    batch_size: int | None  # None: any, for a metric that is a ratio or a search's
+    workloads: Mapping[str, int]  # to choose from, with their results; the most first
+    batch_sizes: Mapping[int, int]  # of the workload
+    rows: Sequence[LeaderboardRow]
+
+
+def leaderboard(session: Session, *, model: str, device: str, metric: str = "memory_saved", is_simulated: bool = False,
+                workload: str | None = None, batch_size: int | None = None, budget: str | None = None, method: str | None = None,
+                include_unverified: bool = False, limit: int = 100) -> Board:
     """Methods on one model and device, best first. ValueError on an unknown metric.
 
-    One row a method: its best group (batch, budget). Verified rows come before unverified ones, which are there only when asked for.
+    Without a workload it is the one with the most results; a metric in bytes or seconds is shown for one batch size, again the one with the
+    most. One row a method: its best group (batch, budget). Verified rows come first, unverified ones only when they are asked for.
     """
     is_less, *_ = known_metric(metric)
-    wanted = select(Standing).where(Standing.model == model, Standing.device == device, Standing.is_simulated == is_simulated)
-    wanted = wanted if include_unverified else wanted.where(Standing.is_verified)
+    board = [Standing.model == model, Standing.device == device, Standing.is_simulated == is_simulated,
+             Standing.is_verified.in_([True, False] if include_unverified else [True])]
+    workloads, sizes = _choices(session, board)
+    workload = next(iter(workloads), None) if workload is None else workload
+    of_workload = _most_first(sizes.get(workload, {}))
+    if batch_size is None and metric in OF_ONE_BATCH:
+        batch_size = next(iter(of_workload), None)
+    wanted = select(Standing).where(*board, Standing.workload == workload)
     for column, value in ((Standing.batch_size, batch_size), (Standing.budget, budget), (Standing.method, method)):
         wanted = wanted if value is None else wanted.where(column == value)
-    best: dict[tuple[bool, str], Standing] = {}
-    for standing in session.scalars(wanted):
-        key, value = (not standing.is_verified, standing.method), _best(standing, metric)
-        if value is not None and (key not in best or _is_better(value, _best(best[key], metric), is_less)):
-            best[key] = standing
-    ordered = sorted(best.items(), key=lambda item: (item[0][0], _best(item[1], metric) * (1 if is_less else -1), item[0][1]))
-    return [_row(rank, standing, metric) for rank, (_, standing) in enumerate(ordered[:min(limit, MOST_ROWS)], 1)]
+    rows = _ranked(session.scalars(wanted), metric, is_less)[:max(1, min(limit, MOST_ROWS))]
+    return Board(model=model, device=device, is_simulated=is_simulated, metric=metric, workload=workload, batch_size=batch_size,
+                 workloads=workloads, batch_sizes=of_workload, rows=rows)
+
+
+def _choices(session: Session, board: Sequence[Any]) -> tuple[dict[str, int], dict[str, dict[int, int]]]:
+    """(workload -> results, workload -> batch size -> results) of a board."""
+    columns = (Standing.workload, Standing.batch_size)
+    workloads: dict[str, int] = defaultdict(int)
+    sizes: dict[str, dict[int, int]] = defaultdict(dict)
+    for workload, size, count in session.execute(select(*columns, func.sum(Standing.results)).where(*board).group_by(*columns)):
+        workloads[workload] += int(count)
+        if size is not None:
+            sizes[workload][size] = int(count)
+    return _most_first(workloads), sizes
+
+
+def _ranked(standings: Iterable[Standing], metric: str, is_less: bool) -> list[LeaderboardRow]:
+    sign = 1 if is_less else -1
+    best: dict[tuple[bool, str], tuple[float, Standing]] = {}
+    for standing in standings:
+        value = (standing.metrics.get(metric) or {}).get("best")
+        key = (not standing.is_verified, standing.method)
+        if value is not None and (key not in best or sign * value < best[key][0]):
+            best[key] = (sign * value, standing)
+    ordered = sorted(best.items(), key=lambda item: (item[0][0], item[1][0], item[0][1]))
+    return [_row(rank, standing, metric) for rank, (_, (_, standing)) in enumerate(ordered, 1)]
 
 
 def known_metric(metric: str) -> tuple[bool, str, str]:
@@ -81,17 +120,8 @@ def known_metric(metric: str) -> tuple[bool, str, str]:
     return METRICS[metric]
 
 
-def _best(standing: Standing, metric: str) -> Any:
-    return (standing.metrics.get(metric) or {}).get("best")
-
-
-def _is_better(value: float, than: float, is_less: bool) -> bool:
-    return value < than if is_less else value > than
-
-
 def _row(rank: int, s: Standing, metric: str) -> LeaderboardRow:
-    return LeaderboardRow(rank=rank, method=s.method, model=s.model, device=s.device, is_cpu=s.is_cpu, is_simulated=s.is_simulated,
-                          is_verified=s.is_verified, kind=s.kind, batch_size=s.batch_size, budget=s.budget,
+    return LeaderboardRow(rank=rank, method=s.method, is_verified=s.is_verified, kind=s.kind, batch_size=s.batch_size, budget=s.budget,
                           value=s.metrics[metric]["best"], result=s.metrics[metric]["result"], metrics=s.metrics, results=s.results,
                           accounts=s.accounts, machines=s.machines, reproduced=s.reproduced)
 
@@ -129,6 +159,7 @@ class ResultFilter:
     """Which results; None: any."""
 
     model: str | None = None
+    workload: str | None = None
     device: str | None = None
     method: str | None = None
     workflow: str | None = None
@@ -155,7 +186,7 @@ def count_results(session: Session, which: ResultFilter = ResultFilter()) -> int
 
 
 def _narrowed(wanted: Select, which: ResultFilter) -> Select:
-    for name in ("model", "device", "method", "workflow", "outcome", "batch_size", "budget", "is_simulated"):
+    for name in ("model", "workload", "device", "method", "workflow", "outcome", "batch_size", "budget", "is_simulated"):
         if (value := getattr(which, name)) is not None:
             wanted = wanted.where(getattr(Result, name) == value)
     if which.account is not None:
@@ -319,7 +350,7 @@ def comparison(session: Session, first: int, second: int) -> ComparisonView | No
     one, two = (session.get(Result, number) for number in (first, second))
     if one is None or two is None:
         return None
-    settings = ("model", "method", "device", "target", "batch_size", "budget", "kind", "experiment", "options", "seed",
+    settings = ("model", "workload", "method", "device", "target", "batch_size", "budget", "kind", "experiment", "options", "seed",
                 "method_source_sha256", "harness_version", "workflow", "machine_hash")
     differing = [name for name in settings if getattr(one, name) != getattr(two, name)]
     return ComparisonView(first=one, second=two, is_comparable=one.comparison_key == two.comparison_key, differing=differing,
@@ -377,7 +408,7 @@ def why_unranked(rules: Competition, entry: Entry) -> str:
 
 def why_unfit(rules: Competition, row: Result) -> str:
     """Why a result is none that a competition asks for; "" when it is one."""
-    for name in ("model", "device", "budget", "batch_size"):
+    for name in ("model", "workload", "device", "budget", "batch_size"):
         wanted = getattr(rules, name)
         if wanted not in (None, "") and getattr(row, name) != wanted:
             return f"its {name.replace('_', ' ')} is {getattr(row, name)!r}, the competition's {wanted!r}"

@@ -171,6 +171,7 @@ class Result(Base):
     experiment: Mapped[str] = mapped_column(default="")
     kind: Mapped[str] = mapped_column(String(32))  # step, train, max_batch
     model: Mapped[str]
+    workload: Mapped[str]  # the model's options, optimizer, precision, data: what else a step's memory and time hang on
     method: Mapped[str]  # alias, as the record has it
     method_source_sha256: Mapped[str] = mapped_column(String(HASH), default="")  # the method's version, by content
     harness_version: Mapped[str] = mapped_column(default="")
@@ -258,15 +259,18 @@ class Agreement(Base):
 
 
 class Standing(Base):
-    """Comparable results of one method: model, device, batch, budget. Verified and unverified ones apart; tombstones in neither."""
+    """Comparable results of one method: model, workload, device, batch, budget; verified and unverified ones apart, no tombstones."""
 
     __tablename__ = "standing"
-    __table_args__ = (UniqueConstraint("standing_key", "is_verified"), Index(None, "model", "device", "is_simulated", "is_verified"))
+    __table_args__ = (UniqueConstraint("standing_key", "is_verified"),
+                      Index("ix_standing_board", "model", "device", "is_simulated", "is_verified", "workload", "batch_size"),
+                      Index("ix_standing_facets", "is_verified", "model", "device", "is_simulated", "method", "results"))
 
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     standing_key: Mapped[str] = mapped_column(String(HASH))
     is_verified: Mapped[bool]
     model: Mapped[str]
+    workload: Mapped[str]
     device: Mapped[str]
     is_cpu: Mapped[bool]
     is_simulated: Mapped[bool]
@@ -294,9 +298,10 @@ class Competition(Base):
     description: Mapped[str] = mapped_column(Text, default="")
     organiser_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
     model: Mapped[str]
+    workload: Mapped[str] = mapped_column(default="")  # "": any
     device: Mapped[str]
-    budget: Mapped[str] = mapped_column(default="")
-    batch_size: Mapped[int | None]
+    budget: Mapped[str] = mapped_column(default="")  # "": any
+    batch_size: Mapped[int | None]  # None: any
     seeds: Mapped[list[Any]] = mapped_column(default=list)  # whole numbers; empty: any
     metric: Mapped[str] = mapped_column(String(32))
     opens_at: Mapped[datetime]

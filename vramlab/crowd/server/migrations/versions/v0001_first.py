@@ -87,6 +87,7 @@ def _make_standing() -> None:
         sa.Column("standing_key", sa.String(64), nullable=False),
         sa.Column("is_verified", sa.Boolean(), nullable=False),
         sa.Column("model", sa.String(200), nullable=False),
+        sa.Column("workload", sa.String(200), nullable=False),
         sa.Column("device", sa.String(200), nullable=False),
         sa.Column("is_cpu", sa.Boolean(), nullable=False),
         sa.Column("is_simulated", sa.Boolean(), nullable=False),
@@ -103,7 +104,8 @@ def _make_standing() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_standing"),
         sa.UniqueConstraint("standing_key", "is_verified", name="uq_standing_standing_key_is_verified")
     )
-    op.create_index("ix_standing_model_device_is_simulated_is_verified", "standing", ["model", "device", "is_simulated", "is_verified"])
+    op.create_index("ix_standing_board", "standing", ["model", "device", "is_simulated", "is_verified", "workload", "batch_size"])
+    op.create_index("ix_standing_facets", "standing", ["is_verified", "model", "device", "is_simulated", "method", "results"])
 
 
 def _make_account_key() -> None:
@@ -161,6 +163,7 @@ def _make_competition() -> None:
         sa.Column("description", sa.Text(), nullable=False),
         sa.Column("organiser_id", KEY, nullable=False),
         sa.Column("model", sa.String(200), nullable=False),
+        sa.Column("workload", sa.String(200), nullable=False),
         sa.Column("device", sa.String(200), nullable=False),
         sa.Column("budget", sa.String(200), nullable=False),
         sa.Column("batch_size", sa.BigInteger(), nullable=True),
@@ -223,6 +226,7 @@ def _make_result() -> None:
         sa.Column("experiment", sa.String(200), nullable=False),
         sa.Column("kind", sa.String(32), nullable=False),
         sa.Column("model", sa.String(200), nullable=False),
+        sa.Column("workload", sa.String(200), nullable=False),
         sa.Column("method", sa.String(200), nullable=False),
         sa.Column("method_source_sha256", sa.String(64), nullable=False),
         sa.Column("harness_version", sa.String(200), nullable=False),
