@@ -36,7 +36,7 @@ from vramlab.tape import Role, Tape
 from vramlab.telemetry import read_telemetry
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH_SIZE, PAIRS, BOARD = 16, 8, "v100-32gb"
+BATCH_SIZE, PAIRS, BOARD = 16, 10, "v100-32gb"
 WORKFLOW = {"name": "genuine", "title": "A run whose numbers agree", "label": "quick", "path": "workflows/genuine.yaml", "sha256": "c" * 64}
 CLAIM = {"id": "delta-mem-save", "experiment": "memory", "method": "checkpoint", "rule": "memory_saved_percent", "tolerance": 0.1}
 

@@ -157,9 +157,14 @@ class Telemetry:
 
 def read_telemetry(path: Path) -> Telemetry:
     """Read a file, also one that was cut off. ValueError when it has no header or another format."""
-    lines = _decompress(Path(path).read_bytes()).decode().splitlines()
+    return parse_telemetry(_decompress(Path(path).read_bytes()), Path(path).name)
+
+
+def parse_telemetry(data: bytes, name: str = "it") -> Telemetry:
+    """The content of a file, whole or up to its last whole line. ValueError when it has no header or another format."""
+    lines = data.decode().splitlines()
     if len(lines) < 2 or not lines[0].startswith("# {"):
-        raise ValueError(f"{Path(path).name} has no telemetry header")
+        raise ValueError(f"{name} has no telemetry header")
     header = json.loads(lines[0][2:])
     if header.get("format") != FORMAT_VERSION:
         raise ValueError(f"telemetry format {header.get('format')!r}, this vramlab reads {FORMAT_VERSION}")

@@ -128,11 +128,10 @@ def _add_cell(cell: Cell, cell_id: str, names: Names, contents: dict[str, bytes]
     """A cell's files; its cell_id is the hash of what stands in the bundle, where paths have left the config."""
     body, changed = scrub(cell.record.to_json(), names)
     _put(f"cells/{cell_id}/{RECORD_FILE}", body | {"cell_id": cell_id}, changed, contents, scrubbed)
-    for name in COPIED_FILES:
-        if (path := cell.folder / name).is_file():
-            contents[f"cells/{cell_id}/{name}"] = _read_packed(path, names)
-    if (path := cell.folder / TAPE_FILE).is_file():
-        data = _read_packed(path, names)
+    for name in (n for n in COPIED_FILES if n in cell.record.files):  # what a cut-off cell left beside its record is nobody's
+        contents[f"cells/{cell_id}/{name}"] = _read_packed(cell.folder / name, names)
+    if TAPE_FILE in cell.record.files:
+        data = _read_packed(cell.folder / TAPE_FILE, names)
         contents[f"tapes/{hashlib.sha256(data).hexdigest()}.json.gz"] = data
 
 

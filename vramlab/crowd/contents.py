@@ -9,10 +9,23 @@ from pathlib import Path
 from typing import Any, Mapping
 
 from vramlab.crowd.canonical import read_strict
+from vramlab.crowd.forms import check_schedule_form, check_tape, check_telemetry
 from vramlab.crowd.layout import MANIFEST_FILE, Limits, check_size, files_below, gunzip
 from vramlab.errors import BundleRefused
 from vramlab.record import RunRecord
-from vramlab.runs import RECORD_FILE, RUN_FILE, Cell, Run
+from vramlab.run_folder import baseline_id
+from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TELEMETRY_FILE, Cell, Run
+from vramlab.schedule import Schedule
+from vramlab.tape import Tape
+from vramlab.telemetry import Telemetry, parse_telemetry
+
+# What reading a body that is of the schema only in part may raise. BundleRefused is none of them.
+_OF_A_STRANGER = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+def tape_name(sha256: str) -> str:
+    """Where a bundle keeps a tape."""
+    return f"tapes/{sha256}.json.gz"
 
 
 class Contents:
@@ -64,6 +77,50 @@ class Contents:
         except (BundleRefused, OSError):
             return None
         return name if isinstance(name, str) and len(name) <= 64 else None
+
+    @cached_property
+    def _tapes(self) -> dict[str, Tape]:
+        return {}
+
+    def tape(self, sha256: str) -> Tape:
+        """tapes/<sha256>.json.gz. BundleRefused (tape) where it is none."""
+        if sha256 not in self._tapes:
+            name = tape_name(sha256)
+            body = read_strict(self.unpacked(name), name, most_bytes=self.limits.unpacked_bytes)
+            try:
+                check_tape(body)
+                self._tapes[sha256] = Tape.from_json(body)
+            except _OF_A_STRANGER as error:
+                raise BundleRefused("tape", name, f"is no tape: {type(error).__name__}: {str(error)[:200]}") from None
+        return self._tapes[sha256]
+
+    def schedule(self, cell_id: str) -> Schedule:
+        """A cell's schedule. BundleRefused (schedule) where it is none."""
+        name = f"cells/{cell_id}/{SCHEDULE_FILE}"
+        body = read_strict(self.unpacked(name), name, most_bytes=self.limits.unpacked_bytes)
+        try:
+            check_schedule_form(body)
+            return Schedule.from_json(body)
+        except _OF_A_STRANGER as error:
+            raise BundleRefused("schedule", name, f"is no schedule: {type(error).__name__}: {str(error)[:200]}") from None
+
+    def telemetry(self, cell_id: str) -> Telemetry:
+        """A cell's telemetry, which may be cut off. BundleRefused (telemetry) where it is none."""
+        name = f"cells/{cell_id}/{TELEMETRY_FILE}"
+        text = self.unpacked(name, may_be_cut=True)
+        try:
+            found = parse_telemetry(text[:text.rfind(b"\n") + 1], name)
+            for line in (x for x in text.splitlines() if x.startswith(b"# {") and x.endswith(b"}")):
+                read_strict(line[2:], name)
+            check_telemetry(found)
+            return found
+        except _OF_A_STRANGER as error:
+            raise BundleRefused("telemetry", name, f"is no telemetry: {type(error).__name__}: {str(error)[:200]}") from None
+
+    def baseline(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Eager's own figures that a cell of this config compares with; None where the bundle has none."""
+        name = f"baselines/{baseline_id(config)}.json"
+        return self.json(name) if name in self.files else None
 
     @cached_property
     def run(self) -> Run:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from vramlab.crowd.findings import Report
 from vramlab.crowd.layout import LIMITS, Limits
-from vramlab.crowd.rules import wrapping  # noqa: F401  each module enters its rules
+from vramlab.crowd.rules import (  # noqa: F401  each module enters its rules
+    claimed, forms, identity, numbers, plausible, schedules, searching, wrapping,
+)
 from vramlab.crowd.rules.asking import ROUNDS, RULES, Examination
 
 __all__ = ["RULES", "check"]

@@ -1,0 +1,265 @@
+"""Fourth round: what a machine can have measured. An error cannot be; a warning seldom is, and is shown beside the numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from vramlab.crowd.findings import Severity
+from vramlab.crowd.keys import comparability_key, device_of
+from vramlab.crowd.manifest import machine_of
+from vramlab.crowd.rules.agreeing import disagreements
+from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
+from vramlab.crowd.rules.numbers import measured_steps
+from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
+from vramlab.record import Outcome, RunRecord
+from vramlab.runs import TELEMETRY_FILE
+from vramlab.telemetry import Telemetry
+
+FUTURE = timedelta(hours=26)  # a clock in another time zone that believes it is UTC
+SECONDS_APART = 5.0  # by which dates in whole seconds, and a sampler's start and end, may be off
+LARGEST_PERIOD = 2.0  # achieved period over the requested one
+LEAST_SPAN = 0.5  # of a cell's seconds that its telemetry covers
+LOWER_PEAK = 0.05  # by which a larger batch may have a lower peak
+FEWEST_SAMPLES = 4  # of which no two are equal to the last digit, by a clock of nanoseconds
+# Memory of boards in bytes, as sold; what a driver reports is at most this, and a little less with ECC.
+BOARDS: Mapping[str, float] = {
+    "H200": 141e9, "H100 NVL": 94e9 * 1.024, "H100": 80 * 2**30, "GH200": 144 * 2**30, "A100.*80GB": 80 * 2**30, "A100.*40GB": 40 * 2**30,
+    "V100.*32GB": 32 * 2**30, "V100.*16GB": 16 * 2**30, "P100.*16GB": 16 * 2**30, "RTX 4090": 24 * 2**30, "RTX 3090": 24 * 2**30,
+    "L40S": 48 * 2**30, r"\bT4\b": 16 * 2**30, "TITAN V": 12 * 2**30, "TITAN X": 12 * 2**30, "GTX 1080 Ti": 11 * 2**30, "K40": 12 * 2**30,
+}
+LARGEST_SURPLUS, SMALLEST_BOARD = 1.03, 0.85
+# Least major version of the driver that runs a CUDA runtime, as NVIDIA's release notes have it (minor-version compatibility).
+DRIVERS: Mapping[int, int] = {11: 450, 12: 525, 13: 580}
+
+
+def _of_time(text: str) -> datetime | None:
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+@rule(Round.PLAUSIBILITY, "clock", "a cell starts before it ends, takes the time between the two, and none of it lies in the future")
+def _clock(e: Examination) -> Iterator[Fault]:
+    latest, began = datetime.now(UTC) + FUTURE, _of_time(e.contents.run.plan["started"])
+    if began is None:
+        yield "run.json:started", "is no date"
+    for name, record in e.contents.records.items():
+        e.count()
+        where, seconds = f"{name}:provenance", record.provenance.get("seconds")
+        started, ended = (_of_time(record.provenance[key]) for key in ("started", "ended"))
+        if started is None or ended is None:
+            yield where, "no date"
+        elif started > ended or ended > latest:
+            yield where, f"it ended at {record.provenance['ended']}" + (", before it started" if started > ended else ", in the future")
+        elif seconds is not None and abs((ended - started).total_seconds() - seconds) > SECONDS_APART + 0.01 * seconds:
+            yield f"{where}.seconds", f"{seconds:.0f} s; between its start and its end lie {(ended - started).total_seconds():.0f} s"
+
+
+@rule(Round.PLAUSIBILITY, "time-fits", "the steps of a cell fit the time that it took")
+def _time_fits(e: Examination) -> Iterator[Fault]:
+    for name, record in measured_steps(e):
+        seconds, m = record.provenance.get("seconds"), record.measured
+        if seconds is None or not m.get("step_seconds") or record.config["method"] == "eager":  # eager's may have run in another cell
+            continue
+        e.count()
+        spent = sum(m["step_seconds"]) + sum(m["baseline_step_seconds"])
+        if spent > seconds + SECONDS_APART:
+            yield f"{name}:measured.step_seconds", f"the steps took {spent:.0f} s of a cell that took {seconds:.0f} s"
+
+
+@rule(Round.PLAUSIBILITY, "constant-samples", "step times differ from each other, as a clock of nanoseconds has them")
+def _constant(e: Examination) -> Iterator[Fault]:
+    for name, record in measured_steps(e):
+        for key in ("step_seconds", "baseline_step_seconds"):
+            samples = record.measured.get(key) or []
+            e.count(bool(samples))
+            if len(samples) >= FEWEST_SAMPLES and len(set(samples)) == 1:
+                yield f"{name}:measured.{key}", f"all {len(samples)} samples are {samples[0]!r}"
+
+
+@rule(Round.PLAUSIBILITY, "memory-order", "requested <= allocated <= reserved <= the board's memory, and no peak is beyond the machine's")
+def _memory_order(e: Examination) -> Iterator[Fault]:
+    for name, record in measured_steps(e):
+        m, where = record.measured, f"{name}:measured"
+        if m.get("peak_bytes") is None:
+            continue
+        e.count()
+        total, what = _memory_of(record, e.contents.run.environment_of(record))
+        ordered = [("peak_bytes", m.get("peak_bytes")), ("allocated_peak_bytes", m.get("allocated_peak_bytes")),
+                   ("reserved_peak_bytes", m.get("reserved_peak_bytes")), (what, total)]
+        for (one, less), (other, more) in pairwise([pair for pair in ordered if pair[1] is not None]):
+            if less > more:
+                yield f"{where}.{one}", f"{less:,} bytes; {other} is {more:,}"
+        if m.get("persistent_bytes") is not None and m["persistent_bytes"] > max(m["peak_bytes"], m.get("cold_peak_bytes") or 0):
+            yield f"{where}.persistent_bytes", "what stays between steps is more than the peak"
+
+
+def _memory_of(record: RunRecord, environment: Mapping[str, Any]) -> tuple[int | None, str]:
+    target = record.config["target"]
+    if target == "cpu":
+        return environment["cpu"].get("memory_bytes"), "the machine's memory"
+    gpus, index = environment.get("gpus") or [], int(target.partition(":")[2] or 0)
+    return (gpus[index].get("memory_bytes") if index < len(gpus) else None), "the board's memory"
+
+
+@rule(Round.PLAUSIBILITY, "lower-bound", "no step holds less than any schedule of it must")
+def _lower_bound(e: Examination) -> Iterator[Fault]:
+    for name, record in measured_steps(e):
+        peak, bound = record.measured.get("peak_bytes"), record.provenance.get("lower_bound_bytes")
+        if peak is None or bound is None or record.predicted.get("micro_batches"):
+            continue
+        e.count()
+        if peak < bound - max(TOLERANCE_SHARE * bound, TOLERANCE_BYTES):
+            yield f"{name}:measured.peak_bytes", f"{peak:,} bytes; every schedule of this step holds {bound:,}"
+
+
+@rule(Round.PLAUSIBILITY, "prediction-far", "a measured peak is within 0.5 % or 1 MiB of its prediction", Severity.WARNING)
+def _prediction_far(e: Examination) -> Iterator[Fault]:
+    for name, record in measured_steps(e):
+        error, peak = record.measured.get("prediction_error_bytes"), record.measured.get("peak_bytes")
+        if error is None or peak is None:
+            continue
+        e.count()
+        if abs(error) > max(TOLERANCE_SHARE * peak, TOLERANCE_BYTES):
+            yield f"{name}:measured.prediction_error_bytes", f"{error:+,} bytes of {peak:,}"
+
+
+@rule(Round.PLAUSIBILITY, "telemetry-summary", "what a record keeps of its telemetry follows from the samples")
+def _summary(e: Examination) -> Iterator[Fault]:
+    for name, record, telemetry in _sampled(e):
+        e.count()
+        yield from disagreements(f"{name}:provenance.telemetry", record.provenance.get("telemetry"), telemetry.summary())
+
+
+@rule(Round.PLAUSIBILITY, "telemetry-span", "telemetry spans its cell, and none is longer")
+def _span(e: Examination) -> Iterator[Fault]:
+    for name, record, telemetry in _sampled(e):
+        seconds, times = record.provenance.get("seconds"), telemetry.columns["t_seconds"]
+        if seconds is None or not times or not telemetry.trailer:
+            continue
+        e.count()
+        where = f"{name}:files.{TELEMETRY_FILE}"
+        if times[-1] > seconds + SECONDS_APART:
+            yield where, f"it has samples at {times[-1]:.0f} s of a cell that took {seconds:.0f} s"
+        if times[-1] < LEAST_SPAN * (seconds - SECONDS_APART):
+            yield where, f"it ends at {times[-1]:.0f} s of a cell that took {seconds:.0f} s"
+
+
+@rule(Round.PLAUSIBILITY, "telemetry-quality", "samples come as often as asked, sensors move, the file is whole", Severity.WARNING)
+def _quality(e: Examination) -> Iterator[Fault]:
+    for name, record in e.contents.records.items():
+        if record.outcome is Outcome.OK and TELEMETRY_FILE not in record.files:
+            yield name, "the cell has no telemetry"
+    for name, _, telemetry in _sampled(e):
+        e.count()
+        where = f"{name}:files.{TELEMETRY_FILE}"
+        period, achieved = telemetry.header.get("period_seconds"), telemetry.trailer.get("achieved_period_seconds")
+        if not telemetry.trailer:
+            yield where, "the sampler ended before the cell did"
+        if isinstance(period, int | float) and isinstance(achieved, int | float) and achieved > LARGEST_PERIOD * period:
+            yield where, f"a sample every {achieved:.2f} s; every {period:.2f} s was asked for"
+        yield from ((where, f"{column} never moves") for column in telemetry.constant_columns())
+        yield from ((where, flag) for flag in telemetry.flags())
+
+
+def _sampled(e: Examination) -> Iterator[tuple[str, RunRecord, Telemetry]]:
+    for name, record in e.contents.records.items():
+        if TELEMETRY_FILE in record.files:
+            yield name, record, e.contents.telemetry(record.cell_id)
+
+
+@rule(Round.PLAUSIBILITY, "board", "the driver sees as much of the board as holds what torch had reserved")
+def _board(e: Examination) -> Iterator[Fault]:
+    for name, record, telemetry in _sampled(e):
+        used = [value for value in telemetry.columns["gpu_memory_used_bytes"] if value is not None]
+        reserved = record.measured.get("reserved_peak_bytes")
+        if not used or reserved is None:
+            continue
+        e.count()
+        total, _ = _memory_of(record, e.contents.run.environment_of(record))
+        if max(used) < reserved * (1 - TOLERANCE_SHARE):
+            yield f"{name}:measured.reserved_peak_bytes", f"{reserved:,} bytes; the driver saw {max(used):,.0f} in use at most"
+        if total is not None and max(used) > total:
+            yield f"{name}:files.{TELEMETRY_FILE}", f"{max(used):,.0f} bytes in use on a board of {total:,}"
+
+
+@rule(Round.PLAUSIBILITY, "power", "energy is at most what the power limit allows over the time", Severity.WARNING)
+def _power(e: Examination) -> Iterator[Fault]:
+    for name, record, telemetry in _sampled(e):
+        counted = [(t, j) for t, j in zip(telemetry.columns["t_seconds"], telemetry.columns["energy_joules"]) if j is not None]
+        gpus = e.contents.run.environment_of(record).get("gpus") or []
+        limits = [gpu["power_limit_watts"] for gpu in gpus if gpu.get("power_limit_watts")]
+        if len(counted) < 2 or not limits:
+            continue
+        e.count()
+        seconds, joules = counted[-1][0] - counted[0][0], counted[-1][1] - counted[0][1]
+        if joules < 0 or joules > 1.1 * max(limits) * (seconds + 1):
+            yield f"{name}:files.{TELEMETRY_FILE}", f"{joules:,.0f} J in {seconds:.1f} s at a limit of {max(limits):,.0f} W"
+
+
+@rule(Round.PLAUSIBILITY, "gpu-name", "a board has the memory that its name says, and its driver runs torch's CUDA", Severity.WARNING)
+def _gpu_name(e: Examination) -> Iterator[Fault]:
+    for name, record in e.contents.records.items():
+        environment = e.contents.run.environment_of(record)
+        for index, gpu in enumerate(environment.get("gpus") or []):
+            e.count()
+            where = f"{name}:environment.gpus.{index}"
+            sold = next((memory for pattern, memory in BOARDS.items() if re.search(pattern, gpu.get("name") or "")), None)
+            has = gpu.get("memory_bytes")
+            if sold and has and not SMALLEST_BOARD * sold <= has <= LARGEST_SURPLUS * sold:
+                yield f"{where}.memory_bytes", f"{has:,} bytes on a {gpu['name']}"
+            runtime = ((environment.get("software") or {}).get("torch_build") or {}).get("cuda") or ""
+            needed, driver = DRIVERS.get(_major(runtime) or 0), _major(gpu.get("driver") or "")
+            if needed and driver and driver < needed:
+                yield f"{where}.driver", f"driver {gpu['driver']} does not run CUDA {runtime}"
+
+
+def _major(version: str) -> int | None:
+    match = re.match(r"\d{1,6}", version)
+    return int(match[0]) if match else None
+
+
+@rule(Round.PLAUSIBILITY, "comparable", "a record says on what it was made: its machine, its device, its torch")
+def _comparable(e: Examination) -> Iterator[Fault]:
+    for name, record in e.contents.records.items():
+        e.count()
+        environment = e.contents.run.environment_of(record)
+        if machine_of(environment) is None:
+            yield f"{name}:environment.system.host_hash", "is missing"
+        if record.outcome is Outcome.OK and device_of(record, environment) is None:
+            yield f"{name}:environment", f"names no device for the target {record.config['target']}"
+        if record.outcome is Outcome.OK and not (environment.get("software") or {}).get("packages", {}).get("torch"):
+            yield f"{name}:environment.software.packages.torch", "is missing"
+
+
+@rule(Round.PLAUSIBILITY, "same-machine", "cells that are compared were measured on one machine", Severity.WARNING)
+def _same_machine(e: Examination) -> Iterator[Fault]:
+    groups: dict[str, set[str | None]] = defaultdict(set)
+    for _, record in measured_steps(e):
+        environment = e.contents.run.environment_of(record)
+        groups[comparability_key(record, environment)].add(machine_of(environment))
+    e.count(len(groups))
+    for machines in groups.values():
+        if len(machines) > 1:
+            yield "", f"cells of one step were measured on {len(machines)} machines"
+
+
+@rule(Round.PLAUSIBILITY, "larger-batch", "a larger batch of the same method does not hold less", Severity.WARNING)
+def _larger_batch(e: Examination) -> Iterator[Fault]:
+    groups: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+    for name, record in measured_steps(e):
+        peak = record.measured.get("peak_bytes")
+        if peak is not None and record.outcome is Outcome.OK and record.config["budget"] is None:
+            apart = {key: value for key, value in record.config.items() if key not in ("batch_size", "experiment", "measure")}
+            groups[repr(sorted(apart.items(), key=lambda item: item[0]))].append((record.config["batch_size"], peak, name))
+    for group in groups.values():
+        for (one, less, _), (other, more, name) in pairwise(sorted(group)):
+            e.count()
+            if one < other and more < (1 - LOWER_PEAK) * less:
+                yield f"{name}:measured.peak_bytes", f"{more:,} bytes at batch {other}, {less:,} at batch {one}"
