@@ -37,9 +37,9 @@ app = typer.Typer(
 )
 
 
-def _group(name: str, text: str) -> typer.Typer:
+def _group(name: str, text: str, below: typer.Typer = app) -> typer.Typer:
     group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
-    app.add_typer(group, name=name)
+    below.add_typer(group, name=name)
     return group
 
 
@@ -48,6 +48,10 @@ Collections = Annotated[list[Path] | None, typer.Option("--collection", metavar=
 Results = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Where the runs are.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0|sim:NAME", help="What the target auto stands for.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Archives, keys, SQLite; else VRAMLAB_SERVER_DATA_DIR, "
+                                                                              "else ./vramlab-server.")]
+DatabaseUrl = Annotated[str | None, typer.Option("--database", metavar="URL", help="postgresql://user:password@host/name; else "
+                                                                                  "VRAMLAB_SERVER_DATABASE_URL, else SQLite in DIR.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, WORKFLOW/RUN, the start of its id, or a workflow's name.")]
 
 _run = _group("run", "Run a workflow.")
@@ -57,6 +61,9 @@ _report = _group("report", "Write the report of runs.")
 _check = _group("check", "Check a method, a bundle or the predictions.")
 _compare = _group("compare", "Hold two runs against each other.")
 _train = _group("train", "Train a method that learns.")
+_server = _group("server", "Look after a server of shared results, on its own machine.")
+_account = _group("account", "Who may submit.", below=_server)
+_token = _group("token", "What an account shows when it submits.", below=_server)
 
 
 @app.callback(invoke_without_command=True)
@@ -331,3 +338,101 @@ def doctor(output_dir: Results = Path("results"), as_json: AsJson = False) -> No
     from vramlab.cli.runs import examine
 
     raise typer.Exit(examine(output_dir, as_json=as_json))
+
+
+@app.command("serve")
+def serve(
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="0.0.0.0 for all of this machine's addresses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8080,
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """Serve a shared collection of results: takes bundles in, re-derives every number, shows who reproduced what. Ctrl-C ends it.
+
+    Every limit and tolerance can be set by a variable VRAMLAB_SERVER_...; a wrong name is told with the right ones. In front of it belongs
+    a proxy that speaks HTTPS.
+    """
+    from vramlab.cli.server import serve as run
+
+    raise typer.Exit(run(host, port, data_dir, database))
+
+
+@_account.command("create")
+def server_account_create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, - and _.")],
+    display_name: Annotated[str, typer.Option("--display-name", metavar="TEXT")] = "",
+    affiliation: Annotated[str, typer.Option("--affiliation", metavar="TEXT")] = "",
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """Make an account."""
+    from vramlab.cli.server import create_account
+
+    raise typer.Exit(create_account(name, display_name, affiliation, data_dir, database))
+
+
+@_account.command("list")
+def server_account_list(data_dir: DataDir = None, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+    """List the accounts."""
+    from vramlab.cli.server import list_accounts
+
+    raise typer.Exit(list_accounts(data_dir, database, as_json=as_json))
+
+
+@_token.command("create")
+def server_token_create(
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT")],
+    scope: Annotated[list[str] | None, typer.Option("--scope", metavar="submit|organise|admin", help="May be repeated; submit.")] = None,
+    label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.")] = "",
+    days: Annotated[float | None, typer.Option("--days", min=0.001, help="How long it holds; for ever without.")] = None,
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """Make a token and print it, this once: only a hash of it is kept."""
+    from vramlab.cli.server import create_token
+
+    raise typer.Exit(create_token(account, scope or [], label, days, data_dir, database))
+
+
+@_token.command("list")
+def server_token_list(data_dir: DataDir = None, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+    """List the tokens by their ids."""
+    from vramlab.cli.server import list_tokens
+
+    raise typer.Exit(list_tokens(data_dir, database, as_json=as_json))
+
+
+@_token.command("revoke")
+def server_token_revoke(
+    token: Annotated[str, typer.Argument(metavar="ID", help="As the list has it: the 16 digits after vl_.")],
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """End a token at once."""
+    from vramlab.cli.server import revoke_token
+
+    raise typer.Exit(revoke_token(token, data_dir, database))
+
+
+@_server.command("backup")
+def server_backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Made anew; never overwritten.")],
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """Write the whole server into one file: rows, archives, keys. The server may run meanwhile."""
+    from vramlab.cli.server import back_up
+
+    raise typer.Exit(back_up(file, data_dir, database))
+
+
+@_server.command("restore")
+def server_restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """Fill an empty place from a backup, of SQLite or PostgreSQL alike."""
+    from vramlab.cli.server import restore
+
+    raise typer.Exit(restore(file, data_dir, database))

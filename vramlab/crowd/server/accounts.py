@@ -12,11 +12,11 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server.audit import note
-from vramlab.crowd.server.tables import Account, Token, now
+from vramlab.crowd.server.tables import Account, Bundle, Token, now
 from vramlab.errors import WorkflowError
 
 SCOPES = ("submit", "organise", "admin")
@@ -61,6 +61,14 @@ def find_account(session: Session, name: str) -> Account:
     if account is None:
         raise WorkflowError(f"there is no account {name!r}")
     return account
+
+
+def list_accounts(session: Session) -> list[tuple[Account, int]]:
+    """All accounts with the number of their bundles, by name."""
+    bundles = select(Bundle.account_id, func.count().label("bundles")).group_by(Bundle.account_id).subquery()
+    rows = session.execute(select(Account, func.coalesce(bundles.c.bundles, 0)).outerjoin(bundles, bundles.c.account_id == Account.id)
+                           .order_by(Account.name))
+    return [(account, count) for account, count in rows]
 
 
 def create_token(session: Session, account: str, scopes: tuple[str, ...] = ("submit",), *, label: str = "", days: float | None = None,

@@ -36,10 +36,9 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session on one consistent state; what it changes is rolled back."""
+        """A session for looking; nothing of it is kept. Its rows can be read after the block, as far as they were loaded."""
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
-            session.rollback()
 
     @contextmanager
     def write(self) -> Iterator[Session]:

@@ -214,18 +214,18 @@ class Verdict(Base):
     """What a run says of one claim of a paper, judged by the server from the records."""
 
     __tablename__ = "verdict"
-    __table_args__ = (UniqueConstraint("bundle_id", "claim", "experiment", "rule"), Index(None, "claim", "state"))
+    __table_args__ = (Index(None, "claim", "state"),)
 
     id: Mapped[int] = mapped_column(Key, primary_key=True)
-    bundle_id: Mapped[int] = mapped_column(ForeignKey("bundle.id"))
+    bundle_id: Mapped[int] = mapped_column(ForeignKey("bundle.id"), index=True)
     account_id: Mapped[int] = mapped_column(ForeignKey("account.id"), index=True)
     claim: Mapped[str]  # id in reports/claims.yaml
     experiment: Mapped[str] = mapped_column(default="")
     rule: Mapped[str] = mapped_column(default="")
     verdict: Mapped[str] = mapped_column(String(32))
     obtained: Mapped[str] = mapped_column(Text, default="")
-    hardware: Mapped[str] = mapped_column(Text, default="")
     is_simulated: Mapped[bool | None]
+    evidence: Mapped[list[Any]] = mapped_column(default=list)  # cell_ids
     state: Mapped[str] = mapped_column(String(16))  # the bundle's
 
     bundle: Mapped[Bundle] = relationship(lazy="joined", innerjoin=True)

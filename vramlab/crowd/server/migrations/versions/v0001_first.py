@@ -283,15 +283,15 @@ def _make_verdict() -> None:
         sa.Column("rule", sa.String(200), nullable=False),
         sa.Column("verdict", sa.String(32), nullable=False),
         sa.Column("obtained", sa.Text(), nullable=False),
-        sa.Column("hardware", sa.Text(), nullable=False),
         sa.Column("is_simulated", sa.Boolean(), nullable=True),
+        sa.Column("evidence", sa.JSON(), nullable=False),
         sa.Column("state", sa.String(16), nullable=False),
         sa.ForeignKeyConstraint(["account_id"], ["account.id"], name="fk_verdict_account_id"),
         sa.ForeignKeyConstraint(["bundle_id"], ["bundle.id"], name="fk_verdict_bundle_id"),
-        sa.PrimaryKeyConstraint("id", name="pk_verdict"),
-        sa.UniqueConstraint("bundle_id", "claim", "experiment", "rule", name="uq_verdict_bundle_id_claim_experiment_rule")
+        sa.PrimaryKeyConstraint("id", name="pk_verdict")
     )
     op.create_index("ix_verdict_account_id", "verdict", ["account_id"])
+    op.create_index("ix_verdict_bundle_id", "verdict", ["bundle_id"])
     op.create_index("ix_verdict_claim_state", "verdict", ["claim", "state"])
 
 

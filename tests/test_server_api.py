@@ -1,0 +1,354 @@
+"""Submitting and what becomes of it, on both databases: states, who reproduces whom, tombstones, marks, leaderboard, competitions."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+
+import pytest
+from crowd_made import headers_of, measured, packed, served
+from sqlalchemy import select
+
+from vramlab.crowd.server.audit import broken_links
+from vramlab.crowd.server.standings import refresh_all
+from vramlab.crowd.server.tables import Audit, Bundle, Result, Standing, now
+from vramlab.crowd.signing import is_signed, make_key
+
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+V100, A100 = "Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-40GB"
+
+
+@pytest.fixture(params=BOTH)
+def server(request, tmp_path):
+    url = request.getfixturevalue("postgres").fresh() if request.param == "postgresql" else None
+    with served(tmp_path, url) as made:
+        yield made
+
+
+@pytest.fixture
+def lite(tmp_path):
+    with served(tmp_path) as made:
+        yield made
+
+
+def states(server, bundle: str) -> list[tuple[str, int, int]]:
+    return [(r["state"], r["reproduced_count"], r["repeated_count"]) for r in server.get(f"bundles/{bundle}")["results"]]
+
+
+def standings(server) -> dict:
+    with server.database.read() as session:
+        return {(s.standing_key, s.is_verified): (s.results, s.accounts, s.machines, s.reproduced, s.metrics)
+                for s in session.scalars(select(Standing))}
+
+
+def check_standings(server) -> None:
+    """The groups that were kept up are those that come from nothing."""
+    kept = standings(server)
+    with server.database.write() as session:
+        refresh_all(session)
+    assert kept == standings(server)
+
+
+def test_a_bundle_is_taken_in_once_and_comes_back_as_it_went(server):
+    name, body = packed(server.folder, [measured(1, gpu=V100)], key=server.keys["ada"])
+    first, again = server.post("ada", body), server.post("ada", body)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json() == {"bundle": name, "state": "checked", "findings": [],
+                                            "url": f"http://testserver/bundles/{name}"}
+    with server.database.read() as session:
+        assert len(session.scalars(select(Bundle)).all()) == len(session.scalars(select(Result)).all()) == 1
+    fetched = server.web.get(f"/api/v1/bundles/{name}/archive")
+    assert fetched.content == body and fetched.headers["Digest"] == headers_of(body, "")["Digest"]
+    assert [p.read_bytes() for p in (server.settings.data_dir / "bundles").rglob("*.gz")] == [body]
+    assert list((server.settings.data_dir / "incoming").iterdir()) == []
+
+
+def test_the_same_content_signed_anew_is_the_same_bundle(server):
+    name, body = packed(server.folder, [measured(1)], key=server.keys["ada"])
+    other, again = packed(server.folder / "again", [measured(1)], key=make_key())
+    assert name == other and body != again
+    assert server.post("ada", body).status_code == 201 and server.post("ada", again).status_code == 200
+    assert server.post("bob", again).status_code == 409, "nobody submits what is another's"
+
+
+def test_a_result_has_what_its_record_says(server):
+    server.submit("ada", measured(1, host="m", gpu=V100, peak_mib=400, ratio=1.25))
+    row, = server.get("results")["results"]
+    wanted = {"model": "resnet50", "workload": "classes=1000 image_size=64, sgd, float32", "method": "delta", "device": V100,
+              "is_cpu": False, "is_simulated": False, "batch_size": 16, "budget": "60%", "peak_bytes": 400 * 2**20,
+              "eager_peak_bytes": 1000 * 2**20, "memory_saved": 0.6, "truth": "exact", "outcome": "ok", "seed": 0, "state": "checked",
+              "account": "ada", "workflow": "hand-made", "samples": 5, "machine_hash": hashlib.sha256(b"m").hexdigest()[:16]}
+    assert {name: row[name] for name in wanted} == wanted
+    assert row["overhead"] == pytest.approx(0.25) and row["step_seconds"] == pytest.approx(1.25, rel=1e-4)
+
+
+def test_an_account_on_another_machine_with_the_same_gpu_reproduces(server):
+    ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    assert states(server, ours) == [("checked", 0, 0)]
+    theirs = server.submit("bob", measured(2, host="two", gpu=V100, peak_mib=501, ratio=1.35))["bundle"]
+    assert states(server, ours) == states(server, theirs) == [("reproduced", 1, 0)]
+    server.submit("bob", measured(3, host="three", gpu=V100))
+    assert states(server, ours) == [("reproduced", 1, 0)], "an account counts once, however many machines it has"
+    server.submit("chris", measured(4, host="four", gpu=V100))
+    assert states(server, ours) == [("reproduced", 2, 0)]
+    result = server.get("results")["results"][0]["id"]
+    agreements = server.get(f"results/{result}")["agreements"]
+    assert [(a["kind"], a["other"]["account"]) for a in agreements] == [("reproduced", "bob"), ("reproduced", "chris")]
+    assert agreements[0]["differences"]["peak_bytes"] == pytest.approx(1 / 500)
+    check_standings(server)
+
+
+@pytest.mark.parametrize("why, second", [
+    ("another machine is another machine", {"host": "one", "gpu": V100}),
+    ("another model of GPU", {"host": "two", "gpu": A100}),
+    ("a processor is no GPU", {"host": "two"}),
+    ("another batch", {"host": "two", "gpu": V100, "batch_size": 32}),
+    ("another budget", {"host": "two", "gpu": V100, "budget": "50%"}),
+    ("another option of the method", {"host": "two", "gpu": V100, "options": {"action": "x"}}),
+    ("another source of the method", {"host": "two", "gpu": V100, "sources": {"method": "f" * 64, "model": "b" * 64}}),
+    ("a peak beyond the tolerance", {"host": "two", "gpu": V100, "peak_mib": 502.6}),
+    ("a ratio beyond the tolerance", {"host": "two", "gpu": V100, "ratio": 1.45}),
+])
+def test_what_does_not_reproduce(lite, why, second):
+    ours = lite.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    lite.submit("bob", measured(2, **second))
+    assert states(lite, ours)[0][1] == 0, why
+
+
+def test_the_tolerance_is_the_declared_one(lite):
+    """Inside by the same step that is outside above: half a percent of the larger peak, a tenth of the larger ratio."""
+    tolerance = lite.get("rules")["tolerance"]
+    assert tolerance == {"peak_share": 0.005, "peak_bytes": 2**20, "ratio_share": 0.1, "largest_share": 0.02}
+    ours = lite.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    lite.submit("bob", measured(2, host="two", gpu=V100, peak_mib=502.4, ratio=1.43))
+    assert states(lite, ours) == [("reproduced", 1, 0)]
+
+
+def test_measuring_otherwise_is_the_same_cell(lite):
+    ours = lite.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    lite.submit("bob", measured(2, host="two", gpu=V100, measure={"steps": 99}, target="cuda:3"))
+    assert states(lite, ours) == [("reproduced", 1, 0)]
+
+
+def test_the_same_owner_or_machine_again_only_repeats(server):
+    ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    server.submit("ada", measured(2, host="two", gpu=V100))
+    assert states(server, ours) == [("repeated", 0, 1)], "the owner on another machine"
+    server.submit("bob", measured(3, host="one", gpu=V100))
+    assert states(server, ours) == [("repeated", 0, 2)], "another account on the same machine"
+    check_standings(server)
+
+
+def test_without_telemetry_of_its_own_nothing_is_reproduced(lite, tmp_path):
+    from dataclasses import replace
+
+    from hand_made import write_run
+
+    from vramlab.crowd import archive, pack_run
+
+    ours = lite.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    bundle = pack_run(write_run(tmp_path / "bare", [replace(measured(2, host="two", gpu=V100), files={})]), key=lite.keys["bob"])
+    bundle.write(tmp_path / "bare-bundle")
+    assert lite.post("bob", archive.pack(bundle.place(tmp_path / "bare-bundle"))).status_code == 201
+    assert states(lite, ours) == [("checked", 0, 0)]
+
+
+def test_copied_telemetry_and_copied_steps_are_flagged(server):
+    ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    answer = server.submit("bob", measured(1, host="two", gpu=V100))
+    assert answer["state"] == "flagged" and [f["rule"] for f in answer["findings"]] == ["samples-copied"]
+    server.made = 0  # the next bundle has the telemetry of the first
+    answer = server.submit("chris", measured(9, host="three", gpu=V100))
+    assert answer["state"] == "flagged" and [f["rule"] for f in answer["findings"]] == ["telemetry-copied"]
+    assert states(server, ours) == [("checked", 0, 0)]
+    assert len(server.get("results")["results"]) == 1, "unverified ones are left out"
+    assert len(server.get("results", include_unverified=True)["results"]) == 3
+    check_standings(server)
+
+
+def test_a_withdrawn_bundle_leaves_a_tombstone_and_takes_its_word_back(server):
+    ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    theirs = server.submit("bob", measured(2, host="two", gpu=V100))["bundle"]
+    assert server.say("ada", f"bundles/{theirs}/withdraw", reason="mine now").status_code == 403
+    assert server.say("bob", f"bundles/{theirs}/withdraw", reason="a wrong driver").status_code == 200
+    assert states(server, ours) == [("checked", 0, 0)] and states(server, theirs) == [("withdrawn", 0, 0)]
+    gone = server.get(f"bundles/{theirs}")
+    assert (gone["state"], gone["state_reason"], gone["account"]) == ("withdrawn", "a wrong driver", "bob")
+    assert server.web.get(f"/api/v1/bundles/{theirs}/archive").status_code == 410
+    assert server.say("bob", f"bundles/{theirs}/withdraw", reason="again").status_code == 409
+    assert [b["name"] for b in server.get("bundles", include_unverified=True)["bundles"]] == [ours]
+    check_standings(server)
+
+
+def test_a_withdrawn_bundle_does_not_come_back_by_being_sent_again(lite):
+    name, body = packed(lite.folder, [measured(1)], key=lite.keys["ada"])
+    lite.post("ada", body)
+    lite.say("ada", f"bundles/{name}/withdraw", reason="wrong")
+    again = lite.post("ada", body)
+    assert (again.status_code, again.json()["state"]) == (200, "withdrawn") and lite.get("results")["results"] == []
+
+
+def test_another_result_of_the_account_stands_in_for_a_withdrawn_one(lite):
+    ours = lite.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    first = lite.submit("bob", measured(2, host="two", gpu=V100))["bundle"]
+    lite.submit("bob", measured(3, host="three", gpu=V100))
+    lite.say("bob", f"bundles/{first}/withdraw", reason="wrong")
+    assert states(lite, ours) == [("reproduced", 1, 0)]
+
+
+def test_a_newer_bundle_supersedes_the_older_one_of_the_same_account(server):
+    old = server.submit("ada", measured(1, peak_mib=500))["bundle"]
+    new = server.submit("ada", measured(2, peak_mib=450), supersedes=old)["bundle"]
+    gone = server.get(f"bundles/{old}")
+    assert (gone["state"], gone["superseded_by"], states(server, old)[0][0]) == ("superseded", new, "superseded")
+    assert server.web.get(f"/api/v1/bundles/{old}/archive").status_code == 410
+    assert [r["peak_bytes"] for r in server.get("results")["results"]] == [450 * 2**20]
+    other = server.submit("bob", measured(3, peak_mib=300), supersedes=new)["bundle"]
+    assert server.get(f"bundles/{new}")["state"] == "checked" and server.get(f"bundles/{other}")["state"] == "checked"
+    check_standings(server)
+
+
+def test_a_run_that_grew_counts_each_record_once(lite, tmp_path):
+    from crowd_made import run_of
+
+    from vramlab.crowd import archive, pack_run
+
+    records = [measured(1, gpu=V100), measured(2, gpu=V100, budget="50%")]
+    for count in (1, 2):
+        bundle = pack_run(run_of(tmp_path / f"grown-{count}" / "run", records[:count]), key=lite.keys["ada"])
+        bundle.write(tmp_path / "grown")
+        assert lite.post("ada", archive.pack(bundle.place(tmp_path / "grown"))).status_code == 201
+    assert sorted(r["budget"] for r in lite.get("results")["results"]) == ["50%", "60%"]
+    check_standings(lite)
+
+
+def test_an_organiser_flags_and_clears(server):
+    ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    theirs = server.submit("bob", measured(2, host="two", gpu=V100))["bundle"]
+    assert server.say("bob", f"bundles/{ours}/flag", reason="envy").status_code == 403
+    assert server.say("olga", f"bundles/{ours}/flag", reason="odd clock").json()["state"] == "flagged"
+    assert states(server, ours) == [("flagged", 0, 0)] and states(server, theirs) == [("checked", 0, 0)]
+    board = server.get("leaderboard", model="resnet50", device=V100, metric="peak_bytes", include_unverified=True)["rows"]
+    assert [(row["is_verified"], row["results"]) for row in board] == [(True, 1), (False, 1)]
+    assert server.say("olga", f"bundles/{ours}/clear", reason="explained").json()["state"] == "checked"
+    assert states(server, ours) == states(server, theirs) == [("reproduced", 1, 0)]
+    check_standings(server)
+
+
+# -------------------------------------------------------------------------------------------------------------------- marks
+
+
+def test_the_mark_is_the_servers_and_says_what_is_so(server):
+    ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
+    key = server.get("rules")["key"]
+    first = server.get(f"bundles/{ours}/mark")
+    assert is_signed(first["body"], first["signature"], key["purpose"]) and first["signature"]["public_key"] == key["public_key"]
+    assert first == server.get(f"bundles/{ours}/mark"), "nothing has changed"
+    server.submit("bob", measured(2, host="two", gpu=V100))
+    second = server.get(f"bundles/{ours}/mark")
+    assert [(c["state"], c["reproduced"]) for m in (first, second) for c in m["body"]["results"].values()] == [
+        ("checked", 0), ("reproduced", 1)]
+    assert second["body"]["bundle"] == ours and is_signed(second["body"], second["signature"], key["purpose"])
+    forged = {**second["body"], "state": "reproduced by everybody"}
+    assert not is_signed(forged, second["signature"], key["purpose"])
+    assert not is_signed(second["body"], make_key().signature_block(second["body"], "bundle 2"), key["purpose"])
+    assert key["public_key"] != server.keys["ada"].public_key
+
+
+def test_the_key_is_the_servers_own_and_stays(tmp_path):
+    with served(tmp_path) as server:
+        first = server.get("rules")["key"]
+        assert {p.stat().st_mode & 0o777 for p in (server.settings.data_dir / "keys").iterdir()} == {0o600}
+    from crowd_made import TestClient, create_app
+
+    with TestClient(create_app(server.settings)) as again:
+        assert again.get("/api/v1/rules").json()["key"] == first
+
+
+# -------------------------------------------------------------------------------------------------------------------- boards
+
+
+def test_the_leaderboard_ranks_methods_by_their_best_result(server):
+    for number, (account, method, peak, ratio) in enumerate([("ada", "delta", 500, 1.3), ("bob", "delta", 470, 1.5),
+                                                              ("ada", "dtr", 480, 1.2), ("ada", "eager", 1000, 1.0)], 1):
+        budget = None if method == "eager" else "60%"
+        server.submit(account, measured(number, host=account, gpu=V100, method=method, peak_mib=peak, ratio=ratio, budget=budget))
+    server.submit("ada", measured(9, gpu=V100, peak_mib=10, batch_size=1))
+    server.submit("ada", measured(10, gpu=A100, peak_mib=20))
+    server.submit("ada", measured(11, gpu=V100, peak_mib=30, model_options={"image_size": 32}))
+
+    def board(metric: str, **query) -> list[tuple]:
+        rows = server.get("leaderboard", model="resnet50", device=V100, metric=metric, **query)["rows"]
+        return [(row["rank"], row["method"], row["value"]) for row in rows]
+
+    assert board("peak_bytes") == [(1, "delta", 470 * 2**20), (2, "dtr", 480 * 2**20), (3, "eager", 1000 * 2**20)]
+    assert [(rank, method) for rank, method, _ in board("overhead")] == [(1, "eager"), (2, "dtr"), (3, "delta")]
+    assert board("peak_bytes", batch_size=1) == [(1, "delta", 10 * 2**20)]
+    assert [row[1] for row in board("memory_saved", method="dtr")] == ["dtr"]
+    group = server.get("leaderboard", model="resnet50", device=V100, metric="peak_bytes")["rows"][0]
+    assert (group["results"], group["accounts"], group["machines"]) == (2, 2, 2)
+    assert group["metrics"]["peak_bytes"] == {"best": 470 * 2**20, "low": 470 * 2**20, "median": 485 * 2**20, "high": 500 * 2**20, "n": 2,
+                                              "result": group["result"]}
+    assert server.get("facets")["boards"][0] == ["resnet50", V100, False, 6]
+    assert server.web.get("/api/v1/leaderboard", params={"model": "m", "device": "d", "metric": "id"}).status_code == 422
+    check_standings(server)
+
+
+def test_competitions_rank_what_is_checked_and_fits(server):
+    from vramlab.crowd.server.queries import competition
+
+    rules = {"name": "spring", "title": "Least memory", "model": "resnet50", "device": V100, "budget": "60%", "batch_size": 16,
+             "seeds": [0, 1], "metric": "peak_bytes", "opens_at": (now() - timedelta(hours=1)).isoformat(),
+             "closes_at": (now() + timedelta(hours=1)).isoformat()}
+    assert server.say("ada", "competitions", **rules).status_code == 403
+    assert server.say("olga", "competitions", **rules).status_code == 201
+    assert server.say("olga", "competitions", **rules).status_code == 409
+    for number, (account, peak) in enumerate([("ada", 500), ("ada", 480), ("bob", 490), ("chris", 470)], 1):
+        server.submit(account, measured(number, host=account, gpu=V100, peak_mib=peak))
+    flagged = server.submit("chris", measured(7, gpu=A100))
+    results = server.get("results")["results"]
+    for row in results:
+        entered = server.say(row["account"], "competitions/spring/entries", result=row["id"])
+        assert entered.status_code == (201 if row["device"] == V100 else 409), entered.text
+    assert flagged and server.say("bob", "competitions/spring/entries", result=results[0]["id"]).status_code == 403
+    server.say("olga", f"bundles/{results[3]['bundle']}/flag", reason="odd")
+    with server.database.read() as session:
+        view = competition(session, "spring")
+        assert [(e.result.account.name, e.result.peak_bytes // 2**20) for e in view.ranked] == [("ada", 480), ("bob", 490)]
+        assert sorted(reason for _, reason in view.unranked) == ["it is flagged, not checked", "the account has a better one"]
+    assert len(server.get("competitions/spring")["ranked"]) == 2
+
+
+def test_verdicts_count_once_an_account(lite):
+    claims = [{"id": "delta-mem-save", "rule": "memory_saved_percent", "experiment": "memory", "method": "delta"}]
+    for number, account in enumerate(["ada", "ada", "bob"], 1):
+        lite.submit(account, measured(number, host=account, gpu=V100),
+                    measured(number + 50, host=account, gpu=V100, method="eager", peak_mib=1000, ratio=1.0, budget=None), claims=claims)
+    row, = lite.get("claims")
+    assert (row["claim"], row["verdicts"], row["measured"], row["accounts"]) == (
+        "delta-mem-save", {"reproduced": 2}, {"reproduced": 2}, 2)
+
+
+def test_lists_come_a_page_at_a_time(server):
+    names = [server.submit("ada", measured(number, budget=f"{number}%"))["bundle"] for number in range(1, 6)]
+    seen, after = [], 0
+    while after is not None:
+        page = server.get("bundles", limit=2, after=after)
+        seen += [bundle["name"] for bundle in page["bundles"]]
+        after = page["next"]
+    assert seen == names
+    assert [b["name"] for b in server.get("bundles", workflow="hand-made", account="ada")["bundles"]] == names
+    assert server.get("bundles", workflow="another")["bundles"] == server.get("bundles", account="bob")["bundles"] == []
+
+
+def test_everything_that_was_done_stands_in_the_audit_log(server):
+    bundle = server.submit("ada", measured(1))["bundle"]
+    server.say("ada", f"bundles/{bundle}/withdraw", reason="wrong")
+    with server.database.read() as session:
+        rows = session.scalars(select(Audit).order_by(Audit.id)).all()
+    assert broken_links(rows) == []
+    assert [(r.actor, r.action) for r in rows if r.subject == f"bundle {bundle}"] == [
+        ("ada", "bundle received"), ("server", "bundle checked"), ("ada", "bundle withdrawn")]
+    assert server.web.get("/api/v1/audit", headers={"Authorization": f"Bearer {server.tokens['ada']}"}).status_code == 403
+    told = server.web.get("/api/v1/audit", headers={"Authorization": f"Bearer {server.tokens['root']}"}).json()
+    assert [row["id"] for row in told] == list(range(1, len(rows) + 1))
