@@ -51,7 +51,8 @@ def entry(record: RunRecord, label: str) -> dict[str, Any]:
     found["measured_peak_bytes"] = measured.get("peak_bytes")
     found |= {"simulated_peak_bytes": predicted.get("peak_bytes"), "ratio_to_eager": (measured.get("ratio") or {}).get("median")}
     if record.search:
-        found[f"simulated_largest_{record.search['over']}"] = record.search["largest"]
+        simulated = "simulated_" if config["target"].startswith("sim:") else ""
+        found[f"{simulated}largest_{record.search['over']}"] = record.search["largest"]
     if record.training:
         found["equal_steps"] = record.training["equal_steps"]
         found["final_accuracy"] = record.training["accuracy"][-1][1] if record.training["accuracy"] else None
