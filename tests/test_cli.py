@@ -274,6 +274,7 @@ def test_the_result_table_shows_how_many_pairs_a_ratio_rests_on(capsys):
     record = measured_step("delta", 600, budget="60%", ratio=1.4)
     assert workflows.result_row("delta", record)[-1] == "1.40x eager, 10 pairs"
     few = replace(record, measured=record.measured | {"ratio": record.measured["ratio"] | {"n": 5}})
+    assert workflows.result_row("delta", few)[-1] == "1.40x eager, 5 pairs, too few to tell"
     workflows.print_few_pairs([record])
     assert capsys.readouterr().out == ""
     workflows.print_few_pairs([record, few])
@@ -361,6 +362,12 @@ def noisy_step():
     return replace(record, measured={**record.measured, "is_distinguishable": False})
 
 
+def few_pairs_step():
+    record = measured_step("delta", 600, budget="60%", ratio=1.4)
+    ratio = {"median": 1.4, "low": None, "high": None, "n": 5}
+    return replace(record, measured={**record.measured, "is_distinguishable": None, "ratio": ratio})
+
+
 @pytest.mark.parametrize(("record", "said"), [
     (training("delta", steps=200), "ok, exact, equal to eager at all 200 steps"),
     (replace(training("delta", steps=200, wrong_at=8), outcome=Outcome.OK), "ok, wrong, equal to eager at 7 of 200 steps"),
@@ -370,6 +377,7 @@ def noisy_step():
     (measured_step("delta", 600, budget="60%", ratio=1.4), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time"),
     (replace(measured_step("delta", 600, budget="60%", ratio=1.4), message="the batch stays whole"),
      "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time, the batch stays whole"),
+    (few_pairs_step(), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.40x eager's time (5 pairs, too few to tell)"),
     (noisy_step(), "ok, exact, peak 600.0 MiB of 600.0 MiB, 1.01x eager's time (not distinguishable)"),
     (measured_step("eager", 1000, ratio=0.98), "ok, exact, peak 1000 MiB, 0.98x its own time"),
     (simulated_step("delta", 598, budget="60%"), "ok, *simulated*, peak 598.0 MiB of 600.0 MiB"),

@@ -116,7 +116,7 @@ class Measure(Strict):
     """How a cell is measured."""
 
     warmup: Count = 2
-    steps: Count = 10
+    steps: Count = 10  # timed, in pairs with eager's; fewer than 6 have no interval, and tell nothing apart
     gate_steps: Count = 3
     gate_batch_size: Count | None = None
     time: bool = True

@@ -291,7 +291,7 @@ def check_prediction(
     methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
     budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 8,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell; 6 or more tell the drift.")] = 6,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key: model.image_size=64.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
     output_dir: Results = Path("results"),

@@ -123,7 +123,7 @@ model: {name: resnet8-digits, image_size: 32}
 batch_sizes: [64]
 methods: [eager, checkpoint, delta]
 budgets: [80%, 60%]  # of eager's peak; a size such as 6GiB, or auto
-measure: {warmup: 1, steps: 5}
+measure: {warmup: 1, steps: 6}
 expected: {minutes: 3}
 """
 

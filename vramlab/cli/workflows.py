@@ -99,7 +99,8 @@ def _time(record: RunRecord) -> str:
     if ratio.get("median") is None:
         return DASH
     pairs = f", {count_of(ratio['n'], 'pair')}" if ratio.get("n") else ""
-    noise = ", not distinguishable" if record.measured.get("is_distinguishable") is False else ""
+    is_told = record.measured.get("is_distinguishable") is not False
+    noise = ", too few to tell" if is_of_few_pairs(ratio) else "" if is_told else ", not distinguishable"
     return f"{ratio['median']:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}{pairs}{noise}"
 
 

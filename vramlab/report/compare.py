@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramlab.record import Outcome, RunRecord, Truth
-from vramlab.report.words import is_simulated
+from vramlab.report.words import is_of_few_pairs, is_simulated
 from vramlab.run_folder import RunFolder
 
 _NOT_ASKED = ("sources", "measure")  # of a config: how it was measured and with which code, not what was asked
@@ -147,8 +147,9 @@ def _number(figure: str, first: float | None, second: float | None, sign: int, t
 
 
 def _time(first: Mapping[str, Any], second: Mapping[str, Any], threshold: float) -> Iterator[Difference]:
-    """Told apart when neither interval reaches into the other."""
+    """Told apart when neither interval reaches into the other; ratios of too few pairs have none."""
     if not first or not second:
         return
-    is_told = first["high"] < second["low"] or second["high"] < first["low"]
+    has_ends = not any(is_of_few_pairs(block) or None in (block["low"], block["high"]) for block in (first, second))
+    is_told = has_ends and (first["high"] < second["low"] or second["high"] < first["low"])
     yield _number("step time / eager's", first["median"], second["median"], 1, threshold, is_told=is_told)
