@@ -108,13 +108,13 @@ def validate_workflow(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|devices|claims|runs", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|keys|devices|claims|runs", show_default=False)],
     tags: Annotated[str | None, typer.Option("--tags", metavar="T[,T]", help="Only what carries all of these tags.")] = None,
     collection: Collections = None,
     output_dir: Results = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """List models, methods, workflows, devices, claims or runs."""
+    """List models, methods, workflows, the keys of a workflow file, devices, claims or runs."""
     from vramlab.cli.shelves import list_shelf
 
     raise typer.Exit(list_shelf(what, tags.split(",") if tags else [], collection or [], output_dir, as_json=as_json))
