@@ -45,6 +45,16 @@ def with_json(members: Members, name: str, change: Callable[[Any], Any]) -> Memb
     return members | {name: json.dumps(body if new is None else new, indent=1, sort_keys=True).encode()}
 
 
+def record_of_method(members: Members, method: str, target: str = "cpu") -> str:
+    """The name of a cell's record."""
+    for name, data in members.items():
+        if name.endswith("record.json"):
+            config = json.loads(data)["config"]
+            if (config["method"], config["target"].partition(":")[0]) == (method, target):
+                return name
+    raise AssertionError(f"no cell of {method} on {target}")
+
+
 def leaves(body: Any, path: tuple = ()) -> Iterator[tuple]:
     """Paths of all values of a JSON body that hold no others; of an empty object or list, its own."""
     if isinstance(body, dict) and body:

@@ -25,7 +25,8 @@ from vramlab.collection import Library
 from vramlab.crowd.bundle import pack_run
 from vramlab.crowd.signing import SigningKey
 from vramlab.device import DeviceProfile, load_profile
-from vramlab.liveness import replay_schedule
+from vramlab.layers import basic_layers
+from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import UNLIMITED, Budget, parse_percent
 from vramlab.predicted import predicted_of, swap_against_recompute
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
@@ -140,7 +141,8 @@ class _Made:
         provenance = {
             "started": "2026-01-02T03:04:05Z", "ended": "2026-01-02T03:04:35Z", "seconds": 30.0, "vramlab": "0.1.0", "written_by": "cell",
             "method_source_sha256": config["sources"]["method"], "tape_digest": tape.digest, "schedule_digest": checked.schedule.digest,
-            "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}, "telemetry": read_telemetry(cell / "telemetry.csv.gz").summary(),
+            "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}, "ops": len(tape.ops), "basic_layers": basic_layers(tape),
+            "lower_bound_bytes": lower_bound_bytes(tape), "telemetry": read_telemetry(cell / "telemetry.csv.gz").summary(),
         }
         return RunRecord(
             cell_id=hash_config(config), kind="step", workflow=WORKFLOW, config=config, outcome=Outcome.OK, budget_bytes=budget_bytes,

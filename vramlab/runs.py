@@ -101,6 +101,12 @@ def _load_cell(folder: Path, planned: Mapping[str, Any]) -> Cell:
     return Cell(cell_id=folder.name, folder=folder, config=config, label=label, record=record, problem=problem)
 
 
+def tape_path(record: RunRecord, folder: Path) -> Path:
+    """Where a cell's tape is: beside its record, or, in a bundle, under its SHA-256 among those of all cells."""
+    shared = folder.parent.parent / "tapes" / f"{record.files.get(TAPE_FILE)}.json.gz"
+    return shared if shared.is_file() else folder / TAPE_FILE
+
+
 def find_run_folders(path: Path) -> list[Path]:
     """Folders of runs at or below `path`, sorted. FileNotFoundError when there is no such folder."""
     path = Path(path)

@@ -108,13 +108,13 @@ def validate_workflow(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|keys|devices|claims|runs", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|devices|claims|runs", show_default=False)],
     tags: Annotated[str | None, typer.Option("--tags", metavar="T[,T]", help="Only what carries all of these tags.")] = None,
     collection: Collections = None,
     output_dir: Results = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """List models, methods, workflows, the keys of a workflow file, devices, claims or runs."""
+    """List models, methods, workflows, devices, claims or runs."""
     from vramlab.cli.shelves import list_shelf
 
     raise typer.Exit(list_shelf(what, tags.split(",") if tags else [], collection or [], output_dir, as_json=as_json))
@@ -251,6 +251,22 @@ def crowd_submit(
     raise typer.Exit(submit(run, to, output_dir, is_dry=dry_run, supersedes=supersedes))
 
 
+@app.command("crowd-pull")
+def crowd_pull(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A server.", show_default=False)],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the bundles go, as DIR/WORKFLOW/BUNDLE.")] = Path("crowd"),
+    workflow: Annotated[str | None, typer.Option("--workflow", metavar="NAME", help="Bundles of this workflow only.")] = None,
+    unverified: Annotated[bool, typer.Option("--unverified", help="Also what nobody has reproduced or checked.")] = False,
+) -> None:
+    """Bring a server's bundles down; `report run` and `compare run` read them with --output-dir DIR.
+
+    Each is checked here before it gets its place, and the server's mark is kept beside it. What is there already is not fetched again.
+    """
+    from vramlab.cli.crowd import pull
+
+    raise typer.Exit(pull(url, to, workflow, include_unverified=unverified))
+
+
 @app.command("cite")
 def cite(run: RunName, output_dir: Results = Path("results"), collection: Collections = None) -> None:
     """Print BibTeX of what a run used: the papers of its methods and models, its data."""
@@ -291,7 +307,7 @@ def check_prediction(
     methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
     budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 8,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell; 6 or more tell the drift.")] = 6,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell.")] = 5,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key: model.image_size=64.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
     output_dir: Results = Path("results"),

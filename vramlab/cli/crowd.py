@@ -2,41 +2,85 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramlab.cli.words import print_json, table
+from vramlab.cli.words import command, print_json, table
 from vramlab.errors import BundleRefused, SubmissionRefused, WorkflowError
 from vramlab.report.words import bytes_in_words, count_of
 from vramlab.run_folder import resolve_run
 
 if TYPE_CHECKING:
     from vramlab.crowd import Packed, Report
+    from vramlab.crowd.client import Server
 
 REFUSED = 4
+_BUNDLE = re.compile(r"[0-9a-f]{32}")
 _GZIP = b"\x1f\x8b"
 
 
 def submit(name: str, to: str, results: Path, *, is_dry: bool = False, supersedes: str | None = None) -> int:
-    """Pack a run, say what is given away and what was taken out of it, check it, and write it below a folder. Exit code 4 when it is
-    refused; then nothing is written."""
-    from vramlab.crowd import check, pack_run
+    """Pack a run, say what is given away and what was taken out of it, check it, and send it to a server or write it below a folder. Exit
+    code 4 when it is refused; what our own check refuses is neither sent nor written."""
+    from vramlab.crowd import pack_run
 
+    if supersedes is not None and not _BUNDLE.fullmatch(supersedes):
+        raise WorkflowError(f"--supersedes {supersedes}: a bundle's name is 32 hex digits")
+    if "://" in to:
+        from vramlab.crowd.client import Server
+
+        server = Server(to, tell=lambda words: print(words, file=sys.stderr))  # a wrong address is told before anything is packed
     run = resolve_run(name, results)
     try:
         packed = pack_run(run.folder, supersedes=supersedes)
         print("\n".join(_what_leaves(packed)))
-        if is_dry:
-            return _rehearse(packed)
-        is_new = packed.write(Path(to), check)
+        if is_dry or "://" in to:
+            report = _rehearse(packed)
+            if is_dry or not report.is_accepted:
+                return _of_a_rehearsal(report, is_dry)
+        return _send(packed, server) if "://" in to else _put_down(packed, Path(to))
     except SubmissionRefused as error:
         print("refused:", *error.problems, sep="\n  ", file=sys.stderr)
         return error.exit_code
-    print(f"{'written' if is_new else 'was there already'}: {packed.place(Path(to))}")
+
+
+def _put_down(packed: Packed, to: Path) -> int:
+    from vramlab.crowd import check
+
+    is_new = packed.write(to, check)
+    print(f"{'written' if is_new else 'was there already'}: {packed.place(to)}")
     return 0
+
+
+def _send(packed: Packed, server: Server) -> int:
+    receipt = server.submit(packed)
+    said = "sent" if receipt.is_new else f"the server has it already{f', of {receipt.account}' if receipt.account else ''}"
+    print(f"{said}: {receipt.state}, {receipt.url}")
+    for finding in receipt.findings:
+        print(f"{finding.get('severity')}  [{finding.get('rule')}]  {finding.get('where')}  {finding.get('message')}")
+    return 0
+
+
+def pull(url: str, to: Path, workflow: str | None, *, include_unverified: bool) -> int:
+    """Bring a server's bundles down, each checked here; exit code 4 when one is refused."""
+    from vramlab.crowd.client import Server
+
+    counts = Counter[str]()
+    server = Server(url, tell=lambda words: print(words, file=sys.stderr))
+    for pulled in server.pull(to, workflow=workflow, include_unverified=include_unverified):
+        said = "refused" if pulled.refusal else "new" if pulled.is_new else "there already"
+        counts[said] += 1
+        mark = "" if pulled.is_marked else ", without the server's mark"
+        print(f"{said}: {pulled.refusal or f'{pulled.path} ({pulled.state}{mark})'}", flush=True)
+    print(f"{count_of(counts.total(), 'bundle')}: {', '.join(f'{n} {said}' for said, n in counts.items()) or 'there is none'}")
+    if counts.total() > counts["refused"]:
+        print(f"read them with {command('report', 'run', 'BUNDLE', '--output-dir', str(to))}")
+    return REFUSED if counts["refused"] else 0
 
 
 def _what_leaves(packed: Packed) -> Iterator[str]:
@@ -46,15 +90,18 @@ def _what_leaves(packed: Packed) -> Iterator[str]:
     yield f"bundle {packed.name}: {count_of(len(packed.contents), 'file')}, {bytes_in_words(packed.nbytes)}"
 
 
-def _rehearse(packed: Packed) -> int:
-    """Everything but giving it away."""
+def _rehearse(packed: Packed) -> Report:
+    """Our own check of what would be given away."""
     from vramlab.crowd import check
 
     with tempfile.TemporaryDirectory(prefix="vramlab-") as room:
         packed.write(Path(room))
-        report = check(packed.place(Path(room)))
-    print("\n".join(_told(report)))
-    print("a dry run: nothing was sent or written")
+        return check(packed.place(Path(room)))
+
+
+def _of_a_rehearsal(report: Report, is_dry: bool) -> int:
+    end = "a dry run: nothing was sent or written" if is_dry else "nothing was sent"
+    print("\n".join([*_told(report), end]), file=sys.stdout if is_dry else sys.stderr)
     return 0 if report.is_accepted else REFUSED
 
 

@@ -14,6 +14,7 @@ import shutil
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Mapping
 
 from vramlab.crowd.canonical import read_strict
 from vramlab.crowd.layout import LIMITS, MANIFEST_FILE, Limits, check_name, check_names, check_size, files_below
@@ -26,10 +27,14 @@ _CHUNK = 2**16
 
 def pack(folder: Path) -> bytes:
     """The archive of a bundle's folder: names sorted, no dates, no owners. BundleRefused on what no bundle may hold."""
+    return pack_members({name: (folder / name).read_bytes() for name in files_below(folder)})
+
+
+def pack_members(members: Mapping[str, bytes]) -> bytes:
+    """The archive of files that lie nowhere, by their names."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in sorted(files_below(folder)):
-            data = (folder / name).read_bytes()
+        for name, data in sorted(members.items()):
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(data), 0o644
             tar.addfile(entry, io.BytesIO(data))

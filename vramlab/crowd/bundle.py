@@ -55,7 +55,7 @@ class Packed:
 
     def place(self, to: Path) -> Path:
         """Its folder below a collection."""
-        return Path(to) / _plain_name(self.workflow) / self.name
+        return Path(to) / plain_name(self.workflow) / self.name
 
     def write(self, to: Path, examine: Callable[[Path], Report] | None = None) -> bool:
         """Write it below the folder `to`, whole or not at all; False where it is there already.
@@ -221,7 +221,7 @@ def _to_bytes(body: Any) -> bytes:
     return (json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """A name that is one folder and no other."""
     clean = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".")
     return clean or "unnamed"

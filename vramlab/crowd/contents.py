@@ -40,7 +40,9 @@ class Contents:
         return files_below(self.folder, self.limits)
 
     def read(self, name: str) -> bytes:
-        """A file's bytes; no link is followed."""
+        """A file's bytes; no link is followed. BundleRefused (missing-file) where there is none."""
+        if name not in self.files:
+            raise BundleRefused("missing-file", name, "is not there")
         handle = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(handle, "rb") as f:
             data = f.read(self.limits.file_bytes + 1)

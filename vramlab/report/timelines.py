@@ -26,7 +26,7 @@ from vramlab.report.fastest import step_ratio
 from vramlab.report.tables import reason_for, why_void
 from vramlab.report.timeline_data import KEYS, peak_rows, tape_json, timeline_json
 from vramlab.report.words import budget_in_words, count_of, counts, is_simulated_target
-from vramlab.runs import SCHEDULE_FILE, TAPE_FILE, Run
+from vramlab.runs import SCHEDULE_FILE, Run, tape_path
 from vramlab.schedule import Offload, Prefetch, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
@@ -160,7 +160,7 @@ def simulated(record: RunRecord, folder: Path) -> tuple[CheckedSchedule, Trace] 
     if isinstance(schedule, Absent):
         return schedule
     device = device_of(record, schedule)
-    tape = device if isinstance(device, Absent) else _read(Tape, record, folder / TAPE_FILE)
+    tape = device if isinstance(device, Absent) else _read(Tape, record, tape_path(record, folder))
     if isinstance(tape, Absent):
         return tape
     try:

@@ -45,6 +45,8 @@ def _one_run(e: Examination) -> Iterator[Fault]:
         stated = record.provenance["method_source_sha256"]
         if stated != record.config["sources"]["method"]:
             yield f"{name}:provenance.method_source_sha256", "is not that of the config"
+        if record.provenance["vramlab"] != record.config["sources"]["harness"]:
+            yield f"{name}:provenance.vramlab", f"{record.provenance['vramlab']}; the config says {record.config['sources']['harness']}"
 
 
 @rule(Round.DERIVATION, "manifest-describes", "the manifest says of the run what the run says of itself")

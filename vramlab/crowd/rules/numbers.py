@@ -50,16 +50,19 @@ def _step_times(e: Examination) -> Iterator[Fault]:
 def _baseline(e: Examination) -> Iterator[Fault]:
     for name, record in measured_steps(e):
         m, where = record.measured, f"{name}:measured"
-        needs = m.get("drift") is not None or m.get("step_seconds") is not None or record.eager_peak_is_simulated is False
-        if not needs:
-            continue
+        if record.eager_peak_bytes is None and m.get("drift") is None and m.get("step_seconds") is None:
+            continue  # it ended before anything was compared with eager
         e.count()
+        if record.eager_peak_bytes is not None and record.eager_peak_is_simulated is not False:
+            yield f"{name}:eager_peak_is_simulated", "a step that runs is compared with eager's measured peak"
         baseline = e.contents.baseline(record.config)
         if baseline is None:
             yield where, "eager's raw samples are missing: there is no baseline for this cell"
             continue
         yield from disagreements(f"{name}:eager_peak_bytes", record.eager_peak_bytes, baseline["peak_bytes"])
         yield from disagreements(f"{name}: its baseline's peak_bytes", baseline["peak_bytes"], baseline["peaks"]["peak_bytes"])
+        if m.get("peak_bytes") is not None:
+            yield from disagreements(f"{where}.meter", m.get("meter"), baseline["peaks"].get("meter"))
         if record.config["method"] == "eager" and m.get("peak_bytes") is not None:
             for key in _COUNTED:
                 yield from disagreements(f"{where}.{key}", m.get(key), baseline["peaks"].get(key))

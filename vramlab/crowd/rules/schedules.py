@@ -106,8 +106,7 @@ def _tape(e: Examination) -> Iterator[Fault]:
             library = found.record.measured.get("library_bytes") or 0
             derived["lower_bound_bytes"] = lower_bound_bytes(tape) + library
         for key, value in derived.items():
-            if provenance.get(key) is not None or key == "tape_digest":
-                yield from disagreements(f"{where}.{key}", provenance.get(key), value)
+            yield from disagreements(f"{where}.{key}", provenance.get(key), value)
         if [op.flops for op in tape.ops] != [op.flops for op in with_flops(tape).ops]:
             yield f"{found.name}:files.{TAPE_FILE}", "the FLOP of its ops are not those of their shapes"
         yield from _batch(found)
