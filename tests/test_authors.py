@@ -68,15 +68,15 @@ HEAD = "schema: 1\nanswers:\n"
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    (HEAD + "  neurisp:\n    N9: {answer: NA, why: w}\n", "3:3: there is no checklist 'neurisp'; there are ctuning-ae, acm-badges, "
-     "neurips, pineau-v2, sigplan, fair; did you mean 'neurips'?"),
+    (HEAD + "  neurisp:\n    N9: {answer: NA, why: w}\n", "3:3: there is no checklist 'neurisp'; did you mean 'neurips'? There are "
+     "ctuning-ae, acm-badges, neurips, pineau-v2, sigplan, fair"),
     (HEAD + "  neurips:\n    n9: {answer: NA, why: w}\n", "4:5: checklist neurips has no item 'n9'; did you mean 'N9'?"),
-    (HEAD + "  neurips:\n    N9: {answer: yes, why: w}\n", "4:18: answer: 'yes' is not allowed; allowed: Yes, No, NA; did you mean 'Yes'?"),
+    (HEAD + "  neurips:\n    N9: {answer: yes, why: w}\n", "4:18: answer: 'yes' is not allowed; did you mean 'Yes'? Allowed: Yes, No, NA"),
     (HEAD + "  ctuning-ae:\n    AE-22: {answer: unanswered, why: w}\n",
      "4:21: answer: 'unanswered' is not allowed; allowed: filled, not applicable"),
     (HEAD + "  acm-badges:\n    BA-1: {answer: awarded, why: w}\n",
      "4:20: answer: 'awarded' is not allowed; allowed: evidence present, evidence missing, not claimed"),
-    (HEAD + "  neurips:\n    N9: {anwser: NA, why: w}\n", "4:10: unknown key 'anwser'; allowed: answer, why, see; did you mean 'answer'?"),
+    (HEAD + "  neurips:\n    N9: {anwser: NA, why: w}\n", "4:10: unknown key 'anwser'; did you mean 'answer'? Allowed: answer, why, see"),
     (HEAD + "  neurips:\n    N9: {answer: NA}\n", "4:9: key 'why' is missing"),
     (HEAD + "  neurips:\n    N9: {answer: NA, why: ' '}\n", "4:27: why: ' ' is not allowed"),
     (HEAD + "  neurips:\n    N9: {answer: true, why: w}\n", "4:18: answer: True is not allowed; must be text; put it in quotes"),
@@ -86,9 +86,9 @@ HEAD = "schema: 1\nanswers:\n"
      "4:36: see: 'javascript:alert(1)' is not allowed; write an address that begins with https:// or a file from this folder"),
     (HEAD + "  neurips:\n    N9: {answer: NA, why: w, see: [/etc/passwd]}\n", "4:36: see: '/etc/passwd' is not allowed"),
     ("schema: 1\nworkflows: [hand-maid]\nanswers: {}\n",
-     "2:13: there is no workflow 'hand-maid' beside this file; there are hand-made; did you mean 'hand-made'?"),
+     "2:13: there is no workflow 'hand-maid' beside this file; did you mean 'hand-made'? There are hand-made"),
     ("schema: 2\nanswers: {}\n", "1:9: schema: 2 is not allowed; allowed: 1"),
-    ("schema: 1\nanswer: {}\n", "2:1: unknown key 'answer'; allowed: schema, workflows, answers; did you mean 'answers'?"),
+    ("schema: 1\nanswer: {}\n", "2:1: unknown key 'answer'; did you mean 'answers'? Allowed: schema, workflows, answers"),
     ("[]\n", "1:1: [] is not allowed; must be a mapping of keys to values"),
     ("schema: 1\nanswers: {neurips: [}\n", "2:21: not YAML"),
 ])

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from vramlab import measure
-from vramlab.cell import _judge_peak, run_cell
+from vramlab.cell import _judge_peak, _tell_apart, run_cell
 from vramlab.collection import Library, built_in_collection
 from vramlab.device import PERTURBATIONS, load_profile
 from vramlab.record import Outcome, RunRecord, Truth, hash_config
 from vramlab.report.timelines import simulated
 from vramlab.schedule import Schedule
+from vramlab.statistics import drift, paired_ratio, why_no_interval
 from vramlab.tape import Tape
 from vramlab.workflow import Host, single_cell
 
@@ -53,6 +54,9 @@ def test_a_measured_cell_is_exact_within_its_budget_and_as_predicted(tmp_path):
     assert abs(record.measured["prediction_error_bytes"]) <= max(0.005 * record.measured["peak_bytes"], 2**20)
     assert len(record.measured["step_seconds"]) == len(record.measured["baseline_step_seconds"]) == 2
     assert record.missing["measured.nvml_peak_bytes"].startswith("no NVIDIA GPU")
+    ratio = record.measured["ratio"]
+    assert (ratio["low"], ratio["high"], ratio["n"], record.measured["is_distinguishable"]) == (None, None, 2, None) and ratio["median"] > 0
+    assert record.missing["measured.ratio.low"] == "too few pairs: 2, and an interval of 95 % needs 6"
     at_peak = record.predicted["at_peak"]
     assert sum(at_peak["by_role"].values()) + at_peak["inside_op_bytes"] == record.predicted["peak_bytes"]
     assert record.measured["is_peak_accounted_for"] is True and record.predicted["peak_phase"] in ("forward", "backward")
@@ -90,6 +94,18 @@ def test_what_libraries_keep_is_in_the_budget_and_in_no_plan(tmp_path):
     draft = SimpleNamespace(measured=measured, facts={"budget_bytes": 1100, "predicted": predicted})
     _judge_peak(draft)
     assert (measured["prediction_error_bytes"], measured["over_budget_bytes"], measured["is_peak_accounted_for"]) == (0, 0, True)
+
+
+@pytest.mark.parametrize("pairs", [(6, 6), (6, 5), (1, 6)])
+def test_too_few_pairs_tell_nothing_apart_and_the_record_says_why(pairs):
+    """Three times as slow without any noise: it is told from six pairs on, of the ratio and of the drift alike."""
+    draft = SimpleNamespace(measured={}, missing={})
+    _tell_apart(draft, paired_ratio([3.0] * pairs[0], [1.0] * pairs[0]), drift([1.0] * pairs[1], [1.0] * pairs[1]))
+    few = [(name, n) for name, n in zip(("ratio", "drift"), pairs) if n < 6]
+    assert draft.measured == {"is_distinguishable": None if few else True}
+    reasons = {f"measured.{name}.{end}": why_no_interval(n) for name, n in few for end in ("low", "high")}
+    assert {key: why for key, why in draft.missing.items() if key != "measured.is_distinguishable"} == reasons
+    assert ("measured.is_distinguishable" in draft.missing) is bool(few)
 
 
 def test_a_cell_that_copies_can_be_simulated_again_from_its_files(tmp_path):

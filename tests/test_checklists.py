@@ -120,6 +120,7 @@ EAGER, DELTA = measured_step("eager", 1000), measured_step("delta", 600, budget=
 
 @pytest.mark.parametrize(("key", "good", "records", "bad"), [
     (("neurips", "N7"), "Yes", [EAGER, spoil(DELTA, drift=None)], "No"),
+    (("neurips", "N7"), "Yes", [EAGER, spoil(DELTA, ratio={**DELTA.measured["ratio"], "n": 5})], "No"),
     (("pineau-v2", "R4"), "Yes", [EAGER, spoil(DELTA, ratio=None)], "No"),
     (("sigplan", "S2.1"), "avoided", [replace(DELTA, eager_peak_bytes=None)], "present"),
     (("sigplan", "S4.1"), "avoided", [spoil(DELTA, ratio={**DELTA.measured["ratio"], "n": 3})], "present"),

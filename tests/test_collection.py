@@ -55,7 +55,7 @@ def test_a_dropped_folder_is_known_by_name_alias_and_uid(shelf):
 
 
 def test_an_unknown_name_lists_what_there_is_and_the_nearest(shelf):
-    with pytest.raises(UnknownName, match=r"no method 'detla'; there are delta, eager; did you mean 'delta'\?"):
+    with pytest.raises(UnknownName, match=r"no method 'detla'; did you mean 'delta'\? There are delta, eager"):
         Library([shelf]).method("detla")
     with pytest.raises(UnknownName, match="no workflow 'x'; there are none"):
         Library([shelf]).workflow("x.yaml")
@@ -117,10 +117,10 @@ def test_a_card_with_faults_names_all_of_them_with_their_places(shelf):
     lines = str(error.value).splitlines()
     numbered = list(enumerate(card.read_text().splitlines(), 1))
     number = {word: next(i for i, line in numbered if word in line) for word in ("plannar", "directer", "takes_budgets")}
-    assert f"{card}:{number['plannar']}:7: kind: 'plannar' is not allowed; allowed: planner, native; did you mean 'planner'?" in lines
+    assert f"{card}:{number['plannar']}:7: kind: 'plannar' is not allowed; did you mean 'planner'? Allowed: planner, native" in lines
     assert any(line.startswith(f"{card}:{number['directer']}:") and "director" in line for line in lines)
     assert any(line.startswith(f"{card}:{number['takes_budgets']}:1: unknown key 'takes_budgets'") for line in lines)
-    assert f"{card}:1:1: key 'takes_budget' is missing" in lines
+    assert not any("is missing" in line for line in lines), "the misspelt key was meant for it"
 
 
 def test_a_model_card_is_called_as_its_file_and_its_code_lies_beside_it(shelf):

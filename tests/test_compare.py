@@ -48,6 +48,16 @@ def test_worse_is_beyond_the_threshold_and_beyond_the_noise(held, peak, ratio, w
     assert figures(found)["step time / eager's"].is_distinguishable is (ratio not in (1.30, 1.33))
 
 
+@pytest.mark.parametrize(("pairs", "is_told"), [(10, True), (6, True), (5, False), (1, False)])
+def test_ratios_of_too_few_pairs_are_never_told_apart(held, pairs, is_told):
+    """1.3 and 5.0 with ends that lie apart, and without any, as records of few pairs are written."""
+    for ends in ({}, {"low": None, "high": None}) if pairs < 6 else ({},):
+        records = [measured_step("delta", 600, budget="60%", ratio=ratio) for ratio in (1.3, 5.0)]
+        records = [replace(r, measured=r.measured | {"ratio": r.measured["ratio"] | {"n": pairs} | ends}) for r in records]
+        found = held([records[0]], [records[1]])
+        assert figures(found)["step time / eager's"].is_distinguishable is found.has_regressed is is_told
+
+
 def test_predictions_have_no_noise(held):
     found = held([simulated_step("delta", 600, budget="60%", overhead=0.20)], [simulated_step("delta", 600, budget="60%", overhead=0.27)])
     assert figures(found)["step seconds"].change == pytest.approx(1.27 / 1.20 - 1) and found.has_regressed

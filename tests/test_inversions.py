@@ -48,6 +48,8 @@ def test_measured_times_differ_where_their_intervals_lie_apart():
     above = measured_step("delta", 500, budget="80%", ratio=1.3)  # 1.28 to 1.32
     assert found_in([above, measured_step("delta", 400, budget="60%", ratio=1.25)]) == [("80%", "60%", "faster step")]
     assert found_in([above, measured_step("delta", 400, budget="60%", ratio=1.27)]) == []
+    few = replace(above, measured=above.measured | {"ratio": above.measured["ratio"] | {"n": 5}})
+    assert found_in([few, measured_step("delta", 400, budget="60%", ratio=1.25)]) == [], "five pairs have no interval"
 
 
 def test_the_report_lists_them_and_marks_them_in_the_table_of_methods():

@@ -77,6 +77,15 @@ def test_only_right_measured_steps_with_a_schedule_are_compared():
     assert (found.model, found.method, found.budget) == (good.config["model"], "delta", "60%")
     assert found.step_seconds == pytest.approx(1.4) and found.predicted_step_seconds == 1.4 and found.error_bytes == 0
     assert found.drift == pytest.approx(0.01)
+    drifts = [{"median": 1.0, "low": low, "high": low and 1.01, "n": 5} for low in (None, 0.99)]
+    few = [replace(good, measured=good.measured | {"drift": drift}) for drift in drifts]
+    assert [c.drift for c in comparisons(few)] == [None, None], "five pairs do not say how far eager is off itself"
+
+
+def test_where_the_drift_is_not_known_no_pair_is_beyond_it():
+    found = judge([cell(1.0, 2.0, drift=None), cell(5.0, 1.0)])
+    assert (found.pairs, found.pairs_beyond_drift) == (1, 0)
+    assert judge([cell(1.0, 2.0), cell(5.0, 1.0)]).pairs_beyond_drift == 1
 
 
 @pytest.mark.parametrize("ratio, code", [(1.05, 0), (1.5, 1)])

@@ -9,7 +9,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from vramlab.statistics import CONFIDENCE, FEWEST_SAMPLES, Interval, distinguishable, drift, median, median_interval, paired_ratio
+from vramlab.statistics import (
+    CONFIDENCE, FEWEST_SAMPLES, Interval, distinguishable, drift, median, median_interval, paired_ratio, why_no_interval,
+)
 
 
 def interval(low: float, high: float) -> Interval:
@@ -41,11 +43,11 @@ def test_so_few_samples_give_no_interval_of_95_percent():
 
 
 def test_interval_against_every_possible_resample():
-    """Four samples have 4**4 resamples: their exact quantiles are the oracle."""
-    samples = [1.0, 2.0, 4.0, 8.0]
-    medians = sorted(float(np.median(r)) for r in product(samples, repeat=4))
+    """Six samples have 6**6 resamples: their exact quantiles are the oracle."""
+    samples = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    medians = np.sort(np.median(np.array(list(product(samples, repeat=6))), axis=1))
     found = median_interval(samples, resamples=200_000)
-    assert found.low == medians[round(0.025 * 255)] and found.high == medians[round(0.975 * 255)]
+    assert found.low == medians[round(0.025 * (6**6 - 1))] and found.high == medians[round(0.975 * (6**6 - 1))]
 
 
 def test_the_seed_decides():
@@ -56,8 +58,26 @@ def test_the_seed_decides():
 
 def test_ratio_pairs_rounds():
     """A machine that gets slower from round to round changes no ratio."""
-    baseline = [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert paired_ratio([1.5 * b for b in baseline], baseline) == Interval(median=1.5, low=1.5, high=1.5, n=5)
+    baseline = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    assert paired_ratio([1.5 * b for b in baseline], baseline) == Interval(median=1.5, low=1.5, high=1.5, n=6)
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 5, 6])
+def test_fewer_than_six_pairs_have_no_interval_and_tell_nothing_apart(pairs):
+    """A step ten times as slow: six pairs tell it, five do not."""
+    ratio, noise = paired_ratio([10.0] * pairs, [1.0] * pairs), drift([1.0] * pairs, [1.0] * pairs)
+    assert (ratio.median, noise.median, ratio.n) == (10.0, 1.0, pairs)
+    ends = None if pairs < 6 else 10.0
+    assert (ratio.low, ratio.high, ratio.has_ends) == (ends, ends, pairs == 6)
+    assert ratio.to_json() == {"median": 10.0, "low": ends, "high": ends, "n": pairs}
+    assert distinguishable(ratio, noise) is (True if pairs == 6 else None)
+    whole = Interval(median=10.0, low=9.0, high=11.0, n=20)
+    assert distinguishable(whole, noise) is (True if pairs == 6 else None), "a drift of few pairs hides how large it is"
+    assert distinguishable(Interval(median=10.0, low=9.0, high=11.0, n=pairs), whole) is (False if pairs == 6 else None)
+
+
+def test_why_there_is_no_interval():
+    assert why_no_interval(3) == "too few pairs: 3, and an interval of 95 % needs 6"
 
 
 def test_ratio_refuses_what_is_no_pair():
@@ -68,7 +88,7 @@ def test_ratio_refuses_what_is_no_pair():
 
 
 def test_drift_is_symmetric():
-    first, second = [1.0, 1.1, 1.2, 1.0, 1.3], [1.0, 1.0, 1.0, 1.1, 1.0]
+    first, second = [1.0, 1.1, 1.2, 1.0, 1.3, 1.1], [1.0, 1.0, 1.0, 1.1, 1.0, 1.0]
     forward, backward = drift(first, second), drift(second, first)
     assert forward.low == pytest.approx(backward.low, rel=0.02) and forward.high == pytest.approx(backward.high, rel=0.02)
     assert forward.low <= 1 / forward.high * 1.0000001 and forward.contains(1.0)

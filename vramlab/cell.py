@@ -24,7 +24,7 @@ from vramlab.largest import MeasuredSearch
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
 from vramlab.run_folder import baseline_id
-from vramlab.statistics import distinguishable, drift, paired_ratio
+from vramlab.statistics import Interval, distinguishable, drift, paired_ratio, why_no_interval
 from vramlab.telemetry import Sampler
 
 FILES = ("schedule.json.gz", "tape.json.gz", "telemetry.csv.gz")
@@ -256,7 +256,16 @@ def _time(draft: _Draft, baseline: Mapping[str, Any]) -> None:
     draft.measured.update(
         step_seconds=list(first), baseline_step_seconds=list(second), ratio=ratio.to_json(), warmup_steps=draft.config["measure"]["warmup"]
     )
-    draft.measured["is_distinguishable"] = bool(distinguishable(ratio, drift(noise["first_seconds"], noise["second_seconds"])))
+    _tell_apart(draft, ratio, drift(noise["first_seconds"], noise["second_seconds"]))
+
+
+def _tell_apart(draft: _Draft, ratio: Interval, noise: Interval) -> None:
+    """Whether the ratio differs from 1; of too few pairs that is null, as are the ends of the interval, with the reason."""
+    draft.measured["is_distinguishable"] = distinguishable(ratio, noise)
+    for name, interval in (("ratio", ratio), ("drift", noise)):
+        if not interval.has_ends:
+            names = (f"{name}.low", f"{name}.high", "is_distinguishable")
+            draft.missing.update({f"measured.{each}": why_no_interval(interval.n) for each in names})
 
 
 def _alternate(draft: _Draft, first: str | None, second: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

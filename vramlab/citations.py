@@ -36,14 +36,14 @@ def citations(configs: Iterable[Mapping[str, Any]], library: Library) -> list[st
     without: dict[str, None] = {}
     for use, papers, why in (found for config in configs for found in _uses(config, library)):
         for paper in papers:
-            name = _identity(paper)
+            name = paper_identity(paper)
             uses.setdefault(name, {})[use] = None
             if name not in cited or paper.bibtex and not cited[name].bibtex:
                 cited[name] = paper
         if not papers:
             without[f"% {use}: {why}"] = None
-    keys = _keys(list(cited.values()))
-    return [f"% {', '.join(uses[name])}\n{_entry(paper, key)}" for (name, paper), key in zip(cited.items(), keys)] + list(without)
+    keys = citation_keys(list(cited.values()))
+    return [f"% {', '.join(uses[name])}\n{bibtex_entry(paper, key)}" for (name, paper), key in zip(cited.items(), keys)] + list(without)
 
 
 def _uses(config: Mapping[str, Any], library: Library) -> Iterator[tuple[str, Sequence[Paper], str]]:
@@ -62,12 +62,12 @@ def _uses(config: Mapping[str, Any], library: Library) -> Iterator[tuple[str, Se
     yield f"data {data}", DATA.get(data, ()), why
 
 
-def _identity(paper: Paper) -> str:
+def paper_identity(paper: Paper) -> str:
     """Equal for two mentions of one paper."""
     return (paper.doi or re.sub(r"\W+", " ", paper.title)).strip().lower()
 
 
-def _keys(papers: Sequence[Paper]) -> list[str]:
+def citation_keys(papers: Sequence[Paper]) -> list[str]:
     """One key a paper. Where two made ones are equal, the later title gives another word of its own."""
     written = [re.match(r"@\w+\{([^,\s]+)", paper.bibtex.strip()) if paper.bibtex else None for paper in papers]
     taken = {found[1] for found in written if found}
@@ -96,7 +96,8 @@ def _ascii(word: str) -> str:
     return re.sub(r"[^a-z0-9]", "", plain.lower())
 
 
-def _entry(paper: Paper, key: str) -> str:
+def bibtex_entry(paper: Paper, key: str) -> str:
+    """The entry that a card writes out, links added; else one made of its fields."""
     if paper.bibtex:
         return _with_links(paper.bibtex.strip(), paper)
     fields = {"title": "{" + paper.title + "}", "author": " and ".join(paper.authors), "howpublished": paper.venue, "year": str(paper.year),

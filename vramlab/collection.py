@@ -26,8 +26,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from vramlab.errors import WorkflowError
 from vramlab.planner import parse_bytes
-from vramlab.schema import Strict, shown, validate
-from vramlab.yaml_nodes import Node, Problem, find, key_place, nearest, one_of, plain, raise_problems, read_yaml
+from vramlab.schema import Strict, shown, spelt, validate
+from vramlab.yaml_nodes import Node, Problem, find, key_place, near, offer, plain, raise_problems, read_yaml
 
 SHELVES = ("methods", "models", "workflows", "reports")
 ARTIFACT_FILE = "artifact.yaml"  # the authors' answers to checklists, beside the workflows
@@ -72,7 +72,7 @@ class Option(Strict):
 
     def _out_of_range(self, value: Any) -> str | None:
         if self.choices is not None and value not in self.choices:
-            return f"{shown(value)} is not allowed; allowed: {one_of(map(str, self.choices))}{nearest(str(value), map(str, self.choices))}"
+            return f"{shown(value)} is not allowed{offer(str(value), map(str, self.choices))}"
         number = parse_bytes(value) if self.type == "bytes" else value
         for item in number if isinstance(number, list) else [number]:
             if isinstance(item, float) and not math.isfinite(item):
@@ -117,6 +117,7 @@ def _is_of(kind: str, value: Any) -> bool:
 
 
 Text = Annotated[str, Field(min_length=1)]
+Uid = Annotated[str, spelt("[0-9a-f]{16}", "must be 16 digits of 0-9 and a-f, in quotes")]
 VersionText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value)]
 
 
@@ -135,7 +136,7 @@ class Paper(Strict):
 class MethodCard(Strict):
     """methods/<name>/card.yaml."""
 
-    uid: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    uid: Uid
     alias: list[Text] = []
     tags: list[Text] = []
     version: VersionText
@@ -176,11 +177,12 @@ class ModelCard(Strict):
     """models/<name>.yaml."""
 
     name: Text
-    uid: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    uid: Uid | None = None
     alias: list[Text] = []
     family: Text
     title: Text
-    source: Annotated[str, Field(pattern=r"^(torchvision:[A-Za-z0-9_]+|file:[A-Za-z0-9_]+\.py:[A-Za-z0-9_]+)$")]
+    source: Annotated[str, spelt(r"torchvision:[A-Za-z0-9_]+|file:[A-Za-z0-9_]+\.py:[A-Za-z0-9_]+",
+                                 "must be torchvision:NAME or file:FILE.py:FUNCTION")]
     input: ModelInput
     options: dict[str, Option]
     tiles: dict[str, Tiling] = {}  # option -> where its blocks repeat: vramlab/tile.py makes deep tapes of shallow captures
@@ -332,7 +334,7 @@ class Library:
         if len(hits) > 1:
             raise UnknownName(f"{what} {name!r} stands in more than one collection: {' and '.join(map(str, hits))}; rename one")
         if not hits:
-            raise UnknownName(f"there is no {what} {name!r}; there are {one_of(paths, 60) or 'none'}{nearest(name, paths)}")
+            raise UnknownName(f"there is no {what} {name!r}{offer(name, paths, 'there are', f'`list {what}s`')}")
         return hits[0]
 
     def _by_alias(self, what: str, name: str) -> list[Path]:
@@ -396,8 +398,7 @@ def option_problems(declared: Mapping[str, Option], given: Node | None, owner: s
     problems = []
     for key, node in given.value.items():
         if key not in declared:
-            allowed = one_of(declared) or "none"
-            problems.append(Problem(key_place(node), f"{owner} has no option {key!r}; allowed: {allowed}{nearest(key, declared)}"))
+            problems.append(Problem(key_place(node), f"{owner} has no option {key!r}{offer(key, declared)}", offers=near(key, declared)))
             continue
         fault = declared[key].fault(plain(node))
         if fault:
@@ -409,7 +410,7 @@ def resolve_options(declared: Mapping[str, Option], given: Mapping[str, Any], ow
     """All options, defaults filled in. WorkflowError on an unknown option or a value that its card does not allow."""
     for key, value in given.items():
         if key not in declared:
-            raise WorkflowError(f"{owner} has no option {key!r}; allowed: {one_of(declared) or 'none'}{nearest(key, declared)}")
+            raise WorkflowError(f"{owner} has no option {key!r}{offer(key, declared)}")
         fault = declared[key].fault(value)
         if fault:
             raise WorkflowError(f"{owner}, option {key}: {fault}")

@@ -198,7 +198,7 @@ class _Bench:
         self._values = torch.rand(2**20, device=device) / 2 + 0.5  # of order one: no denormals, no overflow, no zero divisors, no NaN
 
     def seconds(self, op: Op) -> float:
-        """Median seconds of the op on fresh inputs. Its first run warms up, and shows what it makes."""
+        """Least seconds of the op on fresh inputs. Its first run warms up, and shows what it makes."""
         try:
             run = self.runnable(op)
             self._compare(op, run())

@@ -22,7 +22,7 @@ from vramlab.environment import cache_dir, package_version
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.this_machine import known_profiles
 from vramlab.workflow import Host
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import nearest, offer
 
 SUPPORTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
 ENOUGH_MEMORY_BYTES = 4 * 2**30
@@ -104,10 +104,11 @@ def detect_host(device: str) -> Host:
     if kind == "sim" and name in known_profiles():
         return Host(device, count_cuda_devices())
     if kind == "sim":
-        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
+        raise WorkflowError(f"--device: there is no device profile {name!r}{offer(name, known_profiles(), 'there are', '`list devices`')}")
     if device != "auto" and device != "cpu" and not (kind == "cuda" and name.isdecimal()):
-        allowed = ("auto", "cpu", "cuda:0", "sim:NAME")
-        raise WorkflowError(f"--device {device!r} is not allowed; allowed: {one_of(allowed)}{_like(device)}")
+        like = _like(device)
+        told = f"{like} Allowed" if like else "; allowed"
+        raise WorkflowError(f"--device {device!r} is not allowed{told}: auto, cpu, cuda:0, sim:NAME (`list devices` shows the names)")
     devices = count_cuda_devices()
     if device == "auto":
         return Host("cuda:0" if devices else "cpu", devices)

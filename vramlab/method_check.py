@@ -26,7 +26,7 @@ from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.schedule import Schedule
 from vramlab.tape import Op, Phase, Role, Storage, Tape, Tensor
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import offer, one_of
 
 PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
     "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
@@ -54,7 +54,7 @@ def check_method(method: Method) -> list[Check]:
     except (Exception, SystemExit) as error:  # whatever an author's module raises while it is imported is the answer
         return [*checks, Check("loads", [f"{type(error).__name__}: {error}"])]
     checks.append(Check("build() has the card's options with the card's defaults", list(_option_faults(method, build))))
-    checks.append(Check("the card's needs are known", [f"need {need!r} is unknown; there are {one_of(NEEDS)}{nearest(need, NEEDS)}"
+    checks.append(Check("the card's needs are known", [f"need {need!r} is unknown{offer(need, NEEDS, 'there are')}"
                                                        for need in method.card.needs if need not in NEEDS]))
     if method.card.required:
         return [*checks, Check(f"is asked for no plan: it needs the option {one_of(method.card.required)}", [])]
@@ -213,7 +213,7 @@ def check_contract(method: Method) -> list[Check]:
         else:
             checks.append(Check(what, list(_breaches(rule, inquiries))))
     unknown = sorted(set(method.card.exemptions) - set(contract.EXEMPTIBLE))
-    faults = [f"{name!r} is not allowed; allowed: {one_of(contract.EXEMPTIBLE)}" for name in unknown]
+    faults = [f"{name!r} is not allowed{offer(name, contract.EXEMPTIBLE)}" for name in unknown]
     return [*checks, Check("exemptions are of rules that a published method may break", faults)]
 
 

@@ -7,12 +7,13 @@ move bytes over the link and for those that do not, because the link is another 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
 from vramlab.record import Outcome, RunRecord, Truth
+from vramlab.statistics import FEWEST_SAMPLES, is_too_few
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.005, 2**20  # of a predicted peak; the larger counts
 LARGEST_TIME_ERROR, LARGEST_TIME_ERROR_WITH_TRANSFERS = 0.10, 0.15  # medians over cells
@@ -32,7 +33,7 @@ class Comparison:
     predicted_step_seconds: float | None
     moved_bytes: int  # predicted, both directions
     time_ratio: float | None = None  # median of step time over eager's, the two in turns
-    drift: float = 0.0  # how far eager was off itself, of that ratio
+    drift: float | None = 0.0  # how far eager was off itself, of that ratio; None: of too few pairs to say
 
     @property
     def ranked_by(self) -> float | None:
@@ -78,7 +79,7 @@ class Prediction:
     median_time_error_with_transfers: float | None
     kendall_tau: float | None  # between simulated step times and measured ratios to eager, over pairs of cells of one model and batch
     pairs: int
-    kendall_tau_beyond_drift: float | None  # over the pairs whose measured times differ by more than eager's from itself
+    kendall_tau_beyond_drift: float | None  # over the pairs whose measured times are known to differ by more than eager's from itself
     pairs_beyond_drift: int
 
     @property
@@ -103,14 +104,21 @@ def comparisons(records: Iterable[RunRecord]) -> list[Comparison]:
 
 def _comparison(record: RunRecord) -> Comparison:
     measured, predicted, config = record.measured, record.predicted, record.config
-    seconds, drift = measured.get("step_seconds"), measured.get("drift") or {}
+    seconds = measured.get("step_seconds")
     return Comparison(
         model=config["model"], method=config["method"], budget=config["budget"], batch_size=config["batch_size"],
         peak_bytes=measured.get("peak_bytes"), predicted_peak_bytes=predicted.get("peak_bytes"),
         step_seconds=statistics.median(seconds) if seconds else None, predicted_step_seconds=predicted.get("step_seconds"),
         moved_bytes=predicted.get("moved_bytes") or 0, time_ratio=(measured.get("ratio") or {}).get("median"),
-        drift=max((abs(drift[k] - 1) for k in ("low", "high") if k in drift), default=0.0),
+        drift=_drift(measured.get("drift") or {}),
     )
+
+
+def _drift(block: Mapping[str, Any]) -> float | None:
+    """How far the interval of eager against itself reaches from 1; 0 where nothing was timed, None where it was of too few pairs."""
+    if block and is_too_few(block.get("n", FEWEST_SAMPLES)):
+        return None
+    return max((abs(block[end] - 1) for end in ("low", "high") if block.get(end) is not None), default=0.0)
 
 
 def judge(cells: Sequence[Comparison]) -> Prediction:
@@ -148,7 +156,7 @@ def kendall_tau(cells: Sequence[Comparison]) -> tuple[list[int], list[int]]:
         gap = one.ranked_by / other.ranked_by
         sign = 1 if (gap > 1) == (one.predicted_step_seconds > other.predicted_step_seconds) else -1
         everything.append(sign)
-        if abs(gap - 1) > max(one.drift, other.drift):
+        if None not in (one.drift, other.drift) and abs(gap - 1) > max(one.drift, other.drift):
             beyond_drift.append(sign)
     return everything, beyond_drift
 

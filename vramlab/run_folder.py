@@ -11,7 +11,7 @@ from typing import Any, Iterator, Mapping
 
 from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, RunRecord, hash_config, write_atomically
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import offer, one_of
 
 SCHEMA = 1
 RESULTS = Path("results")
@@ -136,9 +136,9 @@ def resolve_run(text: str, results: Path = RESULTS) -> RunFolder:
         return hits[0]
     if hits:
         raise WorkflowError(f"{text!r} is the start of several runs: {one_of(run.name for run in hits)}; write more of it")
-    known = [run.name for run in runs]
+    known = [run.name for run in reversed(runs)]  # the last first
     workflows = {run.folder.parent.name for run in runs}
-    raise WorkflowError(f"there is no run {text!r} in {results}/; there are {one_of(known) or 'none'}{nearest(text, [*known, *workflows])}")
+    raise WorkflowError(f"there is no run {text!r} in {results}/{offer(text, known, 'there are', '`list runs`', workflows)}")
 
 
 def seconds_of_cells(workflow_folder: Path) -> Iterator[tuple[str, float]]:

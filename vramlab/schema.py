@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from vramlab.yaml_nodes import Node, Problem, find, key_place, nearest, one_of, plain
+from vramlab.yaml_nodes import Node, Problem, dotted, find, key_place, near, offer, plain
 
 
 class Strict(BaseModel):
     """Base of everything read from YAML: unknown keys are errors and nothing is coerced, so "12" is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    lister: ClassVar[str] = ""  # the command that lists the keys of the whole file
+
+
+def spelt(pattern: str, words: str) -> AfterValidator:
+    """Text must match all of `pattern`; `words` say what that is: `must be 16 digits of 0-9 and a-f`."""
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
 
 
 def validate(model: type[BaseModel], node: Node) -> tuple[BaseModel | None, list[Problem]]:
@@ -31,17 +42,18 @@ def _problem(model: type[BaseModel], root: Node, detail: dict[str, Any]) -> Prob
     kind, context = detail["type"], detail.get("ctx", {})
     key = next((step for step in reversed(loc) if isinstance(step, str)), "")
     if kind == "missing":
-        return Problem(node.mark, f"key {key!r} is missing")
+        return Problem(node.mark, f"key {key!r} is missing", lacks=frozenset({dotted(loc)}))
     if kind == "extra_forbidden":
         allowed = _field_names(model, loc[:-1])
-        return Problem(key_place(node), f"unknown key {key!r}; allowed: {one_of(allowed)}{nearest(key, allowed)}")
+        meant = near(key, allowed)
+        return Problem(key_place(node), f"unknown key {key!r}{offer(key, allowed, lister=model.lister)}",
+                       offers=meant and dotted((*loc[:-1], meant)))
     if is_exact and node.value is None:
         return Problem(node.mark, f"{key}: there is no value; {_demand(detail)}")
     where = f"{key}: " if key else ""
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
-        return Problem(node.mark, f"{where}{shown(detail['input'])} is not allowed; allowed: {one_of(allowed)}"
-                                  f"{nearest(str(detail['input']), allowed)}")
+        return Problem(node.mark, f"{where}{shown(detail['input'])} is not allowed{offer(str(detail['input']), allowed)}")
     return Problem(node.mark, f"{where}{shown(detail['input'])} is not allowed; {_demand(detail)}")
 
 
@@ -58,6 +70,7 @@ _DEMANDS = {
     "string_type": "must be text; put it in quotes",
     "list_type": "must be a list",
     "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
     "dict_type": "must be a mapping of keys to values",
     "model_type": "must be a mapping of keys to values",
     "model_attributes_type": "must be a mapping of keys to values",

@@ -1,7 +1,8 @@
 """Statistics of paired step times: median, bootstrap interval, drift. No torch.
 
 A ratio is measured step over baseline step, round by round, because steps that follow each other share the machine's mood. Its median
-comes with the 95 % bootstrap interval; the same baseline against itself gives the drift, below which no difference can be told.
+comes with the 95 % bootstrap interval; the same baseline against itself gives the drift, below which no difference can be told. Fewer than
+six samples have a median and no interval, and tell nothing apart.
 """
 
 from __future__ import annotations
@@ -21,24 +22,39 @@ FEWEST_SAMPLES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median and its confidence interval over `n` samples."""
+    """A median and its confidence interval over `n` samples; no ends where they are too few for one."""
 
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     n: int
+
+    @property
+    def has_ends(self) -> bool:
+        """Were there samples enough for an interval?"""
+        return None not in (self.low, self.high)
 
     def to_json(self) -> dict[str, Any]:
         """`{"median", "low", "high", "n"}`."""
         return {"median": self.median, "low": self.low, "high": self.high, "n": self.n}
 
     def contains(self, value: float) -> bool:
-        """Is `value` within low..high?"""
+        """Is `value` within low..high? Both ends must be there."""
         return self.low <= value <= self.high
 
     def lies_within(self, other: Interval) -> bool:
-        """Are both ends within the other interval?"""
+        """Are both ends within the other interval? All four must be there."""
         return other.low <= self.low and self.high <= other.high
+
+
+def is_too_few(n: int) -> bool:
+    """Are so many samples too few for an interval?"""
+    return n < FEWEST_SAMPLES
+
+
+def why_no_interval(n: int) -> str:
+    """`too few pairs: 3, and an interval of 95 % needs 6`."""
+    return f"too few pairs: {n}, and an interval of {100 * CONFIDENCE:g} % needs {FEWEST_SAMPLES}"
 
 
 def median(samples: Sequence[float]) -> float:
@@ -47,8 +63,10 @@ def median(samples: Sequence[float]) -> float:
 
 
 def median_interval(samples: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Median and its 95 % percentile-bootstrap interval; the same seed gives the same interval."""
+    """Median and its 95 % percentile-bootstrap interval; the same seed gives the same interval. Too few samples have none."""
     values = _checked(samples)
+    if is_too_few(len(values)):
+        return Interval(median=float(np.median(values)), low=None, high=None, n=len(values))
     draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
     medians = np.median(values[draws], axis=1)
     low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -68,11 +86,15 @@ def paired_ratio(measured: Sequence[float], baseline: Sequence[float], *, seed: 
 def drift(first: Sequence[float], second: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """The A/A control: the paired ratio of one step against itself, widened to be the same whichever side was called first."""
     forward = paired_ratio(first, second, seed=seed, resamples=resamples)
+    if not forward.has_ends:
+        return forward
     return Interval(median=forward.median, low=min(forward.low, 1 / forward.high), high=max(forward.high, 1 / forward.low), n=forward.n)
 
 
-def distinguishable(ratio: Interval, drift: Interval) -> bool:
-    """Does the ratio differ from 1? Not when its interval reaches 1.00, nor when it lies inside the A/A drift."""
+def distinguishable(ratio: Interval, drift: Interval) -> bool | None:
+    """Does the ratio differ from 1? Not when its interval reaches 1.00, nor when it lies inside the A/A drift. None of too few pairs."""
+    if any(is_too_few(interval.n) or not interval.has_ends for interval in (ratio, drift)):
+        return None
     return not ratio.contains(1.0) and not ratio.lies_within(drift)
 
 

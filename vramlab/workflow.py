@@ -11,7 +11,7 @@ over its experiment's, and an override of budgets wins over both.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
@@ -30,10 +30,13 @@ from vramlab.workflow_schema import (
     OF_EXPERIMENTS, OF_THE_FILE, PLATFORMS, Claim, CompleteExperiment, Expected, Measure, MethodEntry, Search, Training,
     Untestable, WorkflowFile,
 )
-from vramlab.yaml_nodes import InvalidFile, Mark, Node, Problem, key_place, nearest, node_from, one_of, plain, raise_problems, read_yaml
+from vramlab.yaml_nodes import (
+    Argument, InvalidFile, Mark, Node, Problem, key_place, near, nearest, node_from, offer, one_of, plain, raise_problems, read_yaml,
+)
 
 # What a cell may come to without the run having failed. An OOM is one only where it is searched for.
 EXPECTED_OUTCOMES = (Outcome.OK, Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED)
+_WHERE_IT_MAY_STAND = frozenset({"experiments", "*.when", "*.kind"})  # what a key may be missing for, besides itself
 _LEARNING_RATE = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001, "none": 0.0}
 _MOMENTUM = {"sgd": 0.9}
 
@@ -92,7 +95,7 @@ def check_workflow(root: Node, path: str, sha256: str, library: Library, overrid
             if is_clean:
                 problems += validate(CompleteExperiment, experiment.node)[1]
             problems += _check_experiment(experiment, library)
-        problems += _check_claims(root, {experiment.name: experiment for experiment in merged})
+        problems += _check_claims(root, {experiment.name: experiment for experiment in merged}, library)
     problems += [*_check_names(root), *_check_nulls(root)]
     raise_problems(problems)
     return Workflow(path, sha256, root, tuple(overrides), library)
@@ -178,13 +181,16 @@ def _check_method(entry: Node, merged: Merged, library: Library) -> Iterator[Pro
     given = plain(entry.get("options")) if entry.get("options") is not None else {}
     for option in method.card.required if isinstance(given, dict) else []:
         if option not in given:
-            yield Problem(name.mark, f"method {method.name!r} needs the option {option!r}: {method.card.options[option].help}")
+            yield Problem(name.mark, f"method {method.name!r} needs the option {option!r}: {method.card.options[option].help}",
+                          lacks=frozenset({f"*.{option}", "*.options"}))
     own_budgets = entry.get("budgets")
     if own_budgets is not None and not method.card.takes_budget:
         yield Problem(key_place(own_budgets), f"method {method.name!r} takes no budget; its plan does not depend on one")
     budgets = own_budgets or merged.node.get("budgets")
     if method.card.takes_budget and budgets is None and merged.kind != "max_batch":
-        yield Problem(name.mark, f"method {method.name!r} plans for a budget and none is given; write for example budgets: [60%]")
+        example = "--budget 60%" if isinstance(name.mark.source, Argument) else "budgets: [60%]"
+        yield Problem(name.mark, f"method {method.name!r} plans for a budget and none is given; write for example {example}",
+                      lacks=_WHERE_IT_MAY_STAND | {"*.budgets"})
     for budget in budgets.items() if budgets is not None and merged.kind == "max_batch" else []:
         if str(budget.value).strip().endswith("%"):
             yield Problem(budget.mark, f"budgets: {shown(budget.value)} is not allowed where the batch is searched, in experiment "
@@ -194,7 +200,7 @@ def _check_method(entry: Node, merged: Merged, library: Library) -> Iterator[Pro
 def _check_kind(merged: Merged) -> Iterator[Problem]:
     searches_batch = merged.kind == "max_batch" and _searched(merged) == BATCH
     if not searches_batch and merged.node.get("batch_sizes") is None:
-        yield Problem(merged.node.mark, "key 'batch_sizes' is missing")
+        yield Problem(merged.node.mark, "key 'batch_sizes' is missing", lacks=_WHERE_IT_MAY_STAND | {"*.batch_sizes", "*.search"})
     own_batches = merged.own.get("batch_sizes")
     if searches_batch and own_batches is not None:
         yield Problem(key_place(own_batches), "max_batch searches the batch size; write search: {low: ..., high: ...}")
@@ -248,8 +254,8 @@ def _check_search(merged: Merged, model: Model | None) -> Iterator[Problem]:
         whole = [name for name, option in model.card.options.items() if option.type == "int"]
         tiling = model.card.tiles.get(over)
         if over not in whole:
-            yield Problem(node.get("over").mark, f"search: over {shown(over)} is no whole-number option of model {model.name!r}; allowed: "
-                                                 f"{one_of([BATCH, *whole])}{nearest(str(over), [BATCH, *whole])}")
+            yield Problem(node.get("over").mark, f"search: over {shown(over)} is no whole-number option of model {model.name!r}"
+                                                 f"{offer(str(over), [BATCH, *whole])}")
         elif tiling and step and step % tiling.step:
             yield Problem(node.get("step").mark, f"search: {over} of {model.name!r} goes in steps of {tiling.step}; {step} is no multiple")
         elif not model.card.values_of(over, low, high, step):
@@ -280,10 +286,10 @@ def _check_names(root: Node) -> Iterator[Problem]:
         experiment = claim.get("experiment")
         for named in _names_in(experiment):
             if named.value not in seen:
-                yield Problem(named.mark, f"there is no experiment {shown(named.value)}; there are {one_of(seen)}"
-                                          f"{nearest(named.value, seen)}")
+                yield Problem(named.mark, f"there is no experiment {shown(named.value)}{offer(named.value, seen, 'there are')}",
+                              lacks=frozenset({"experiments", "experiments.name"}))
         if experiment is None and len(seen) > 1 and isinstance(claim.value, dict):
-            yield Problem(claim.mark, f"key 'experiment' is missing; there are {one_of(seen)}")
+            yield Problem(claim.mark, f"key 'experiment' is missing; there are {one_of(seen)}", lacks=frozenset({"*.experiment"}))
 
 
 def _names_in(node: Node | None) -> list[Node]:
@@ -292,18 +298,20 @@ def _names_in(node: Node | None) -> list[Node]:
     return [name for name in named if isinstance(name.value, str)]
 
 
-def _check_claims(root: Node, experiments: Mapping[str, Merged]) -> Iterator[Problem]:
-    """A claim's method and baseline are methods of its experiments, called as the workflow calls them."""
+def _check_claims(root: Node, experiments: Mapping[str, Merged], library: Library) -> Iterator[Problem]:
+    """A claim's method and baseline are methods of its experiments, called as the workflow calls them, or would be if those were spelt
+    right."""
     for claim in _children(root, "claims"):
         named = _names_in(claim.get("experiment"))
         of_claim = [experiments[n.value] for n in named if n.value in experiments] if named else list(experiments.values())[:1]
         for merged in of_claim:
             methods = [names_of(entry)[0] for entry in _children(merged.node, "methods") if names_of(entry)]
+            meant = {near(name, library.method_paths) for name in methods if name not in library.method_paths}
             for key in ("method", "baseline"):
                 node = claim.get(key)
-                if methods and node is not None and isinstance(node.value, str) and node.value not in methods:
-                    yield Problem(node.mark, f"{key}: {shown(node.value)} is no method of experiment {merged.name!r}; there are "
-                                             f"{one_of(methods)}{nearest(node.value, methods)}")
+                if methods and node is not None and isinstance(node.value, str) and node.value not in {*methods, *meant}:
+                    yield Problem(node.mark, f"{key}: {shown(node.value)} is no method of experiment {merged.name!r}"
+                                             f"{offer(node.value, methods, 'there are')}", lacks=frozenset({"*.methods"}))
 
 
 def _check_overrides(root: Node, overrides: Sequence[Override]) -> Iterator[Problem]:
@@ -314,10 +322,9 @@ def _check_overrides(root: Node, overrides: Sequence[Override]) -> Iterator[Prob
         if override.value.value is None and len(rest) == (2 if first == "experiments" else 0):
             yield Problem(override.value.mark, "there is no value")
         if first not in known:
-            yield Problem(override.mark, f"unknown key {first!r}; allowed: {one_of(known)}{nearest(first, known)}")
+            yield Problem(override.mark, f"unknown key {first!r}{offer(first, known, lister=WorkflowFile.lister)}")
         if first == "experiments" and (len(rest) < 2 or rest[0] not in names):
-            yield Problem(override.mark, f"write experiments.NAME.key=value; NAME is one of {one_of(names)}"
-                                         f"{nearest(rest[0], names) if rest else ''}")
+            yield Problem(override.mark, f"write experiments.NAME.key=value{offer(rest[0] if rest else '', names, 'NAME is one of')}")
 
 
 # ------------------------------------------------------------------------------------------------ the plan
@@ -519,12 +526,14 @@ def _training(experiment: CompleteExperiment) -> dict[str, Any]:
     return values if experiment.kind == "train" else values | {"steps": 0, "eval_every": 0}
 
 
-def single_cell(library: Library, settings: Mapping[str, Any], overrides: Iterable[str], host: Host) -> Plan:
-    """The plan of a workflow that is written nowhere: `settings` are the file's keys. For `plan step`."""
-    mark = Mark("arguments", 1, 1)
+def single_cell(library: Library, settings: Mapping[str, Any], overrides: Iterable[str], host: Host,
+                options: Mapping[str, str] | None = None) -> Plan:
+    """The plan of a workflow that is written nowhere: `settings` are the file's keys, and `options` the command line's names for them, of
+    which errors speak. For `plan step`."""
     body = {"schema": 1, "name": "plan", "title": "plan step", **settings}
     parsed = parse_overrides(overrides)
-    root = node_from(body, mark)
+    marks = {key: Mark(Argument((options or {}).get(key, "arguments")), 1, 1) for key in body}
+    root = Node({key: replace(node_from(value, marks[key]), key_mark=marks[key]) for key, value in body.items()}, marks["schema"])
     raise_problems(_check_overrides(root, parsed))
     digest = hashlib.sha256(repr(sorted(body.items())).encode()).hexdigest()
     return expand(check_workflow(root, "arguments", digest, library, parsed), host)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Sequence
 
 from vramlab.workflow_schema import OF_EXPERIMENTS
-from vramlab.yaml_nodes import InvalidFile, Mark, Node, Problem, merge, nearest, one_of, parse_yaml, plain, raise_problems
+from vramlab.yaml_nodes import Argument, InvalidFile, Mark, Node, Problem, merge, offer, parse_yaml, plain, raise_problems
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,19 @@ class Override:
 
     @property
     def mark(self) -> Mark:
-        """Places in it are columns of the text."""
-        return Mark(repr(self.text), 1, 1)
+        """The text in quotes: it is named as a whole."""
+        return Mark(Argument(repr(self.text)), 1, 1)
 
 
 def parse_override(text: str) -> Override:
     """WorkflowError when it is not `key=value` or the value is not YAML."""
-    key, equals, value = text.partition("=")
+    source, (key, equals, value) = Argument(repr(text)), text.partition("=")
     steps = tuple(key.strip().split("."))
     if not equals or not all(steps):
-        raise InvalidFile([Problem(Mark(repr(text), 1, 1), "is no override; write key=value, for example batch_sizes=[8,16]")])
-    mark = Mark(repr(text), 1, len(key) + 2)
-    node = parse_yaml(" " * (len(key) + 1) + value, repr(text)) if value.strip() else Node(None, mark)
-    return Override(text, steps, replace(node, key_mark=Mark(repr(text), 1, 1)))
+        raise InvalidFile([Problem(Mark(source, 1, 1), "is no override; write key=value, for example batch_sizes=[8,16]")])
+    mark = Mark(source, 1, len(key) + 2)
+    node = parse_yaml(" " * (len(key) + 1) + value, source) if value.strip() else Node(None, mark)
+    return Override(text, steps, replace(node, key_mark=Mark(source, 1, 1)))
 
 
 class _NoSuchItem(Exception):
@@ -67,7 +67,7 @@ def _index_of(items: Sequence[Node], step: str) -> int:
         if step in found or step == str(index):
             return index
     known = [name for found in names for name in found]
-    raise _NoSuchItem(f"there is no item {step!r}; there are {one_of(known) or 'none'}{nearest(step, known)}")
+    raise _NoSuchItem(f"there is no item {step!r}{offer(step, known, 'there are')}")
 
 
 def names_of(item: Node) -> list[str]:

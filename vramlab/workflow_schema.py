@@ -10,9 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from vramlab.finder import BATCH
 from vramlab.planner import parse_bytes, parse_percent
 from vramlab.record import Outcome
-from vramlab.schema import Strict
+from vramlab.schema import Strict, spelt
 from vramlab.this_machine import known_profiles
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import offer
 
 PLATFORMS = ("cpu", "cuda")
 KINDS = ("step", "train", "max_batch")
@@ -50,15 +50,15 @@ def _check_budget(value: Any) -> str:
 def _check_target(value: str) -> str:
     kind, _, name = value.partition(":")
     if kind == "sim" and name not in known_profiles():
-        raise ValueError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
+        raise ValueError(f"there is no device profile {name!r}{offer(name, known_profiles(), 'there are', '`list devices`')}")
     if not re.fullmatch(r"auto|cpu|cuda:[0-9]+|sim:.+", value):
-        raise ValueError(f"allowed: auto, cpu, cuda:0, sim:NAME{nearest(value, ('auto', 'cpu', 'cuda:0'))}")
+        raise ValueError(offer(value, ("auto", "cpu", "cuda:0", "sim:NAME")).removeprefix("; "))
     return value
 
 
 def _check_data(value: str) -> str:
     if value not in ("synthetic", "digits") and not re.fullmatch(r"imagefolder:.+", value):
-        raise ValueError(f"allowed: synthetic, digits, imagefolder:PATH{nearest(value, ('synthetic', 'digits'))}")
+        raise ValueError(offer(value, ("synthetic", "digits", "imagefolder:PATH")).removeprefix("; "))
     return value
 
 
@@ -76,7 +76,11 @@ def _check_claimed(value: Any) -> Any:
     return value
 
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$", max_length=100)]  # becomes the name of a folder
+# What the checks above let pass, in words.
+SPELT = {_check_budget: "60% of eager's peak, 6GiB, or auto", _check_target: "auto, cpu, cuda:0 or sim:NAME",
+         _check_data: "synthetic, digits or imagefolder:PATH", _check_claimed: "a number, true, false or a range [low, high]"}
+Name = Annotated[str, Field(max_length=100), spelt(  # becomes the name of a folder
+    r"[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*", "must be letters and digits, between them single hyphens, underscores or dots, such as my-run-2")]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Seconds = Annotated[int, Field(ge=1, le=7 * 24 * 3600)]  # a week; the system's own timers end at 24 days
 Budgets = Annotated[list[Annotated[Any, AfterValidator(_check_budget)]], Field(min_length=1)]
@@ -116,7 +120,7 @@ class Measure(Strict):
     """How a cell is measured."""
 
     warmup: Count = 2
-    steps: Count = 10
+    steps: Count = 10  # timed, in pairs with eager's; fewer than 6 have no interval, and tell nothing apart
     gate_steps: Count = 3
     gate_batch_size: Count | None = None
     time: bool = True
@@ -227,6 +231,7 @@ class Experiment(Settings):
 class WorkflowFile(Settings):
     """The whole file."""
 
+    lister = "`list keys`"
     version: Annotated[Literal[1], BeforeValidator(check_schema)] = Field(alias="schema")
     name: Name
     title: str
@@ -242,6 +247,7 @@ class WorkflowFile(Settings):
 class CompleteExperiment(Experiment):
     """An experiment with all that it needs."""
 
+    lister = "`list keys`"
     model: Annotated[ModelEntry, BeforeValidator(_as_mapping)]
     methods: Annotated[list[Annotated[MethodEntry, BeforeValidator(_as_mapping)]], Field(min_length=1)]
 

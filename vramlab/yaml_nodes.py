@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Iterable, Iterator, TypeAlias
@@ -23,6 +23,7 @@ from vramlab.errors import WorkflowError
 MAX_BYTES = 2**20
 MAX_NODES = 50_000  # after aliases are expanded: a few lines of nested aliases can otherwise mean billions of values
 MAX_ALIASES = 1_000
+FEW, MANY = 6, 20  # names in a message that also says how to list all; in one that does not
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 Loc: TypeAlias = "tuple[str | int, ...]"
@@ -38,16 +39,20 @@ _WORDS: dict[str, Scalar] = {"": None, "~": None} | {
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 
+class Argument(str):
+    """What came by the command line: an option's name, or `key=value` in quotes. It is one line, and named without a place in it."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
     """A place: line and column count from 1."""
 
-    source: str  # the file's path as given, or the argument in quotes
+    source: str  # the file's path as given, or an Argument
     line: int
     column: int
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}:{self.column}"
+        return str(self.source) if isinstance(self.source, Argument) else f"{self.source}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,6 +61,8 @@ class Problem:
 
     mark: Mark
     what: str
+    offers: str | None = field(default=None, compare=False)  # of an unknown key: the path of the one spelt nearest, or ""
+    lacks: frozenset[str] = field(default=frozenset(), compare=False)  # keys of which any mends this; `*.budgets`: wherever it stands
 
     def __str__(self) -> str:
         return f"{self.mark}: {self.what}"
@@ -79,11 +86,19 @@ class Node:
 
 
 class InvalidFile(WorkflowError):
-    """A file or argument with problems, in file order; the text has one line for each."""
+    """A file or argument with problems, in file order, causes before what may follow from them; the text has one line for each."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(sorted(set(problems)))
+        self.problems = tuple(_causes_first(set(problems)))
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def _causes_first(problems: Iterable[Problem]) -> list[Problem]:
+    """In file order. What follows from a misspelt key is left out; where a key is unknown and like none, what is missing comes last."""
+    paths = {problem.offers for problem in problems if problem.offers is not None}
+    offered = paths | {f"*.{path.rpartition('.')[2]}" for path in paths if path}
+    kept = [problem for problem in problems if not problem.lacks & offered]
+    return sorted(kept, key=lambda problem: ("" in offered and bool(problem.lacks), problem))
 
 
 class _Loader(yaml.SafeLoader):
@@ -135,7 +150,7 @@ def parse_yaml(text: str, source: str) -> Node:
     except yaml.reader.ReaderError as error:
         raise _invalid(source, *_line_and_column(text, error.position), error.reason) from None
     except yaml.MarkedYAMLError as error:
-        raise InvalidFile([_syntax_problem(error, source)]) from None
+        raise InvalidFile([_syntax_problem(error, source, text)]) from None
     except RecursionError:
         raise _invalid(source, 1, 1, "the values are nested too deep") from None
     if converter.problems:
@@ -159,11 +174,42 @@ def _line_and_column(text: str, position: int) -> tuple[int, int]:
     return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
-def _syntax_problem(error: yaml.MarkedYAMLError, source: str) -> Problem:
-    at = error.problem_mark or error.context_mark
-    where = Mark(source, at.line + 1, at.column + 1) if at else Mark(source, 1, 1)
+_OPENED = {"while parsing a flow sequence": "the bracket [ that opens here is not closed, or a comma is missing",
+           "while parsing a flow mapping": "the brace { that opens here is not closed, or a comma is missing",
+           "while scanning a quoted scalar": "the quotation mark that opens here is not closed",
+           "while parsing a flow node": "what opens here is not closed"}
+
+
+def _syntax_problem(error: yaml.MarkedYAMLError, source: str, text: str) -> Problem:
+    """At the place where PyYAML noticed it; for what was opened and never closed, where it was opened."""
+    noticed, opened = error.problem_mark or error.context_mark, error.context_mark
+    if error.context == "while parsing a flow node":  # its mark is not of the bracket
+        opened = _last_open(text) if "<stream end>" in error.problem else None
+    if error.context in _OPENED and opened and noticed:
+        told = f"{_OPENED[error.context]}; noticed at {_place_in_words(noticed, source)}: {error.problem}"
+        at = f" at {_place_in_words(opened, source)}" if isinstance(source, Argument) else ""
+        return Problem(_mark_of(opened, source), f"not YAML{at}: {told}")
     context = f" ({error.context})" if error.context else ""
-    return Problem(where, f"not YAML: {error.problem}{context}")
+    return Problem(_mark_of(noticed, source), f"not YAML: {error.problem}{context}")
+
+
+def _last_open(text: str) -> yaml.Mark | None:
+    """Where the innermost bracket or brace opens that the text's end leaves open."""
+    opened: list[yaml.Mark] = []
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken):
+            opened.append(token.start_mark)
+        elif opened and isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken):
+            opened.pop()
+    return opened[-1] if opened else None
+
+
+def _mark_of(at: yaml.Mark | None, source: str) -> Mark:
+    return Mark(source, at.line + 1, at.column + 1) if at else Mark(source, 1, 1)
+
+
+def _place_in_words(at: yaml.Mark, source: str) -> str:
+    return f"column {at.column + 1}" if isinstance(source, Argument) else f"line {at.line + 1}, column {at.column + 1}"
 
 
 class _Converter:
@@ -266,6 +312,11 @@ def node_from(value: Any, mark: Mark) -> Node:
     return Node(value, mark)
 
 
+def dotted(loc: Loc) -> str:
+    """`experiments.name`: the keys that lead to a place, without the indices of lists."""
+    return ".".join(step for step in loc if isinstance(step, str))
+
+
 def find(root: Node, loc: Loc) -> tuple[Node, bool]:
     """The node at `loc` and True, or the deepest one on the way there and False."""
     node = root
@@ -302,19 +353,37 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(child)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest spelling among `known`, "" when nothing is near."""
+def near(word: str, known: Iterable[str]) -> str:
+    """The nearest spelling among `known`, "" when nothing is near."""
     by_folded = {_folded(name): name for name in sorted(known)}
     wanted = _folded(word)
     hits = [name for name in by_folded if len(wanted) > 2 and name.startswith(wanted)] or get_close_matches(wanted, list(by_folded), n=1)
-    return f"; did you mean {by_folded[hits[0]]!r}?" if hits else ""
+    return by_folded[hits[0]] if hits else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest spelling among `known`, "" when nothing is near."""
+    found = near(word, known)
+    return f"; did you mean {found!r}?" if found else ""
+
+
+def offer(word: str, known: Iterable[str], lead: str = "allowed:", lister: str = "", also: Iterable[str] = ()) -> str:
+    """What to write instead of `word`: `; did you mean 'x'? Allowed: w, x, y`, the nearest spelling first. `lister` is the command that
+    shows all, and stands for those beyond the first few: `; there are a, b, c, d, e, f and 12 more (`list methods` shows all)`. `also`
+    may be meant and is not told.
+    """
+    names = list(known)
+    asked = nearest(word, [*names, *also])
+    told = one_of(names, FEW if lister else MANY) or "none"
+    shown = f" ({lister} shows all)" if lister and len(names) > FEW else ""
+    return f"{asked} {lead[0].upper()}{lead[1:]} {told}{shown}" if asked else f"; {lead} {told}{shown}"
 
 
 def _folded(word: str) -> str:
     return word.lower().replace("_", "-")
 
 
-def one_of(known: Iterable[str], limit: int = 20) -> str:
+def one_of(known: Iterable[str], limit: int = MANY) -> str:
     """`a, b, c` of the allowed words, cut after `limit`."""
     names = list(known)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

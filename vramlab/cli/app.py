@@ -108,13 +108,13 @@ def validate_workflow(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|devices|claims|runs", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="models|methods|workflows|keys|devices|claims|runs", show_default=False)],
     tags: Annotated[str | None, typer.Option("--tags", metavar="T[,T]", help="Only what carries all of these tags.")] = None,
     collection: Collections = None,
     output_dir: Results = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """List models, methods, workflows, devices, claims or runs."""
+    """List models, methods, workflows, the keys of a workflow file, devices, claims or runs."""
     from vramlab.cli.shelves import list_shelf
 
     raise typer.Exit(list_shelf(what, tags.split(",") if tags else [], collection or [], output_dir, as_json=as_json))
@@ -307,7 +307,7 @@ def check_prediction(
     methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
     budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 8,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell; 6 or more tell the drift.")] = 6,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key: model.image_size=64.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
     output_dir: Results = Path("results"),

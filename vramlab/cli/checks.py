@@ -117,6 +117,11 @@ def check_prediction(runs: Sequence[str], results: Path, grid: Grid, extra: Sequ
     return 1 if found.faults else 0
 
 
+# Which option of `check prediction` sets which key of a workflow.
+_OPTIONS = {"model": "--models", "batch_sizes": "--batch", "methods": "--methods", "budgets": "--budgets", "targets": "--device",
+            "measure": "--steps"}
+
+
 def _run_grid(grid: Grid, extra: Sequence[Path]) -> list[RunRecord]:
     """The records of all cells, in a folder that is thrown away. One line a cell on stderr."""
     library, host, records = open_library(extra), detect_host(grid.device), []
@@ -130,7 +135,7 @@ def _run_grid(grid: Grid, extra: Sequence[Path]) -> list[RunRecord]:
         if any(library.method(name).card.takes_budget for name in grid.methods):
             settings["budgets"] = list(grid.budgets)
         with tempfile.TemporaryDirectory(prefix="prediction-", dir=scratch()) as folder:
-            plan = single_cell(library, settings, grid.overrides, host)
+            plan = single_cell(library, settings, grid.overrides, host, _OPTIONS)
             result = Runner(plan, Path(folder), PlainDisplay(sys.stderr)).run()
         records += result.records.values()
         if result.is_interrupted:

@@ -10,7 +10,7 @@ from typing import Mapping
 from vramlab.cli.words import command
 from vramlab.collection import Library, find_collections
 from vramlab.errors import WorkflowError
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import offer
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _LONGEST_NAME = 60
@@ -123,7 +123,7 @@ model: {name: resnet8-digits, image_size: 32}
 batch_sizes: [64]
 methods: [eager, checkpoint, delta]
 budgets: [80%, 60%]  # of eager's peak; a size such as 6GiB, or auto
-measure: {warmup: 1, steps: 5}
+measure: {warmup: 1, steps: 6}
 expected: {minutes: 3}
 """
 
@@ -152,7 +152,7 @@ def _stem(name: str) -> str:
 def make(what: str, name: str, here: Path) -> int:
     """Write the files below `here` and say what to do next. WorkflowError on a name that is none, or is taken; nothing is overwritten."""
     if what not in _KINDS:
-        raise WorkflowError(f"{what!r} is not allowed; allowed: {one_of(_KINDS)}{nearest(what, _KINDS)}")
+        raise WorkflowError(f"{what!r} is not allowed{offer(what, _KINDS)}")
     if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
         raise WorkflowError(f"name {name!r} is not allowed; use lower case letters, digits and hyphens, at most {_LONGEST_NAME}")
     library = Library(find_collections(here=here))

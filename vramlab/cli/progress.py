@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vramlab.cli.words import duration
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.words import bytes_in_words, is_simulated
+from vramlab.report.words import bytes_in_words, count_of, is_of_few_pairs, is_simulated
 from vramlab.run_folder import RunFolder, is_done, seconds_of_cells
 from vramlab.runner import Display
 from vramlab.workflow import Cell, Plan
@@ -66,7 +66,10 @@ def summary(record: RunRecord) -> str:
         parts.append(f"peak {bytes_in_words(block['peak_bytes'])}{budget}")
     if (record.measured.get("ratio") or {}).get("median") is not None:
         whose = "its own" if record.config["method"] == "eager" else "eager's"
-        noise = " (not distinguishable)" if record.measured.get("is_distinguishable") is False else ""
+        is_of_few = is_of_few_pairs(record.measured["ratio"])
+        is_told = record.measured.get("is_distinguishable") is not False
+        few = f" ({count_of(record.measured['ratio']['n'], 'pair')}, too few to tell)" if is_of_few else ""
+        noise = few or ("" if is_told else " (not distinguishable)")
         parts.append(f"{record.measured['ratio']['median']:.2f}x {whose} time{noise}")
     if record.training:
         equal, steps = record.training["equal_steps"], len(record.training["steps"])

@@ -19,7 +19,7 @@ from vramlab.report.words import bytes_in_words, join_words
 from vramlab.run_folder import find_runs, is_done, unreadable_runs
 from vramlab.runs import load_run
 from vramlab.this_machine import THIS, is_calibrated, known_profiles, open_profile
-from vramlab.yaml_nodes import nearest, one_of, plain, read_yaml
+from vramlab.yaml_nodes import offer, one_of, plain, read_yaml
 
 Rows = list[dict[str, Any]]
 _WIDEST = 40  # characters of a column in the table of claims; --json has everything
@@ -59,7 +59,7 @@ def show_item(what: str, name: str, extra: Sequence[Path], *, as_json: bool) -> 
 
 def _require(what: str, known: Mapping[str, Any]) -> None:
     if what not in known:
-        raise WorkflowError(f"{what!r} is not allowed; allowed: {one_of(known)}{nearest(what, known)}")
+        raise WorkflowError(f"{what!r} is not allowed{offer(what, known)}")
 
 
 def _in_words(value: Any) -> str:
@@ -112,6 +112,12 @@ def _workflows(library: Library, results: Path, problems: list[str]) -> Rows:
     return [{key: value for key, value in row.items() if key != "tags"} for row in _read_all(library.workflow_paths, read, problems)]
 
 
+def _keys(library: Library, results: Path, problems: list[str]) -> Rows:
+    from vramlab.workflow_keys import rows
+
+    return [dict(row) for row in rows()]
+
+
 def _devices(library: Library, results: Path, problems: list[str]) -> Rows:
     return [{"name": name, "memory": bytes_in_words(profile.memory_bytes), "TFLOP/s": round(profile.flops_per_second / 1e12, 2),
              "GB/s": round(profile.memory_bytes_per_second / 1e9), "to host GB/s": round(profile.d2h_bytes_per_second / 1e9, 1)}
@@ -154,7 +160,7 @@ def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
 
 
 _LISTS: Mapping[str, Callable[[Library, Path, list[str]], Rows]] = {
-    "models": _models, "methods": _methods, "workflows": _workflows, "devices": _devices, "claims": _claims, "runs": _runs,
+    "models": _models, "methods": _methods, "workflows": _workflows, "keys": _keys, "devices": _devices, "claims": _claims, "runs": _runs,
 }
 
 
@@ -173,14 +179,14 @@ def _model(library: Library, name: str) -> dict[str, Any]:
 
 def _device(library: Library, name: str) -> dict[str, Any]:
     if name not in known_profiles():
-        raise WorkflowError(f"there is no device profile {name!r}; there are {one_of(known_profiles())}{nearest(name, known_profiles())}")
+        raise WorkflowError(f"there is no device profile {name!r}{offer(name, known_profiles(), 'there are', '`list devices`')}")
     return open_profile(name).to_json()
 
 
 def _claim(library: Library, name: str) -> dict[str, Any]:
     known = load_claims(library.report_files("claims.yaml"))
     if name not in known:
-        raise WorkflowError(f"there is no claim {name!r}{nearest(name, known) or '; ' + command('list', 'claims') + ' lists all'}")
+        raise WorkflowError(f"there is no claim {name!r}{offer(name, known, 'there are', '`list claims --all`')}")
     methods = [method for method in library.method_paths if name in library.method(method).card.claims]
     return {**asdict(known[name]), "methods": methods}
 

@@ -22,7 +22,7 @@ from vramlab.record import Outcome, write_atomically
 from vramlab.tape import Tape
 from vramlab.this_machine import known_profiles, open_profile
 from vramlab.workflow import single_cell
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import offer
 
 DEFAULT_MINUTES = 10.0
 # Decisions learned from in a minute of one core that others use too: what --minutes comes to. The clock ends a training as well.
@@ -40,7 +40,7 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: i
     name = device.removeprefix("sim:")
     if name not in known_profiles():
         known = known_profiles()
-        raise WorkflowError(f"--device {device}: there is no such profile; there are {one_of(known)}{nearest(name, known)}")
+        raise WorkflowError(f"--device {device}: there is no such profile{offer(name, known, 'there are', '`list devices`')}")
     profile = open_profile(name)
     shares = _shares(budgets)
     tape = _capture(library, model, batch, device)

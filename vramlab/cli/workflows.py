@@ -99,7 +99,8 @@ def _time(record: RunRecord) -> str:
     if ratio.get("median") is None:
         return DASH
     pairs = f", {count_of(ratio['n'], 'pair')}" if ratio.get("n") else ""
-    noise = ", not distinguishable" if record.measured.get("is_distinguishable") is False else ""
+    is_told = record.measured.get("is_distinguishable") is not False
+    noise = ", too few to tell" if is_of_few_pairs(ratio) else "" if is_told else ", not distinguishable"
     return f"{ratio['median']:.2f}x {'itself' if record.config['method'] == 'eager' else 'eager'}{pairs}{noise}"
 
 
@@ -202,6 +203,10 @@ def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_j
 # ------------------------------------------------------------------------------------------------ plan step
 
 
+# Which option of `plan step` sets which key of a workflow.
+_OPTIONS = {"model": "--model", "batch_sizes": "--batch", "methods": "--method", "budgets": "--budget", "targets": "--device"}
+
+
 def plan_one_step(model: str, batch: int, method: str, budget: str | None, device: str, overrides: Sequence[str],
                   extra: Sequence[Path], save_schedule: Path | None = None, *, as_json: bool) -> int:
     """One cell, run in a folder that is thrown away; what is predicted for it. Its schedule is kept where that is asked for.
@@ -209,14 +214,14 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
     Exit code 1 when there is no plan: unlike a workflow, which expects some of its budgets to be out of reach, this was asked for one.
     """
     library = open_library(extra)
-    if budget is not None and not library.method(method).card.takes_budget:
-        raise WorkflowError(f"method {method!r} takes no budget; its plan does not depend on one. Leave --budget out")
+    if budget is not None and method in library.method_paths and not library.method(method).card.takes_budget:
+        raise WorkflowError(f"--budget: method {method!r} takes no budget; its plan does not depend on one. Leave it out")
     settings: dict[str, Any] = {"model": model, "batch_sizes": [batch], "methods": [method], "targets": ["auto"],
                                 "measure": {"time": False, "peak": False}}
     if budget is not None:
         settings["budgets"] = [budget]
         _print_notes([f"--budget {ABOVE_EAGER.format(budget)}"] if is_above_eager(budget) else [])
-    plan = single_cell(library, settings, overrides, detect_host(device))
+    plan = single_cell(library, settings, overrides, detect_host(device), _OPTIONS)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=scratch()) as folder:
         result = Runner(plan, Path(folder), Silent()).run()
         if result.is_interrupted:

@@ -25,7 +25,7 @@ from vramlab.report.checklists import UNANSWERED, AuthorAnswer, Checklist, load_
 from vramlab.runs import Run
 from vramlab.schema import Strict, shown, validate
 from vramlab.workflow_schema import check_schema
-from vramlab.yaml_nodes import Node, Problem, key_place, nearest, one_of, plain, raise_problems, read_yaml
+from vramlab.yaml_nodes import Node, Problem, key_place, nearest, offer, plain, raise_problems, read_yaml
 
 Said = Annotated[str, Field(pattern=r"\S")]
 Answers = Mapping[tuple[str, str], AuthorAnswer]  # (checklist's id, item's id) -> answer
@@ -84,8 +84,8 @@ def _unknown_workflows(root: Node, path: Path) -> Iterator[Problem]:
     beside = {found.stem for found in path.parent.glob("*.y*ml")} - {path.stem}
     for entry in node.items() if node else ():
         if isinstance(entry.value, str) and entry.value not in beside:
-            yield Problem(entry.mark, f"there is no workflow {entry.value!r} beside this file; there are {one_of(sorted(beside)) or 'none'}"
-                                      f"{nearest(entry.value, beside)}")
+            yield Problem(entry.mark, f"there is no workflow {entry.value!r} beside this file"
+                                      f"{offer(entry.value, sorted(beside), 'there are')}")
 
 
 def _problems(answers: Node | None, path: Path, checklists: Sequence[Checklist]) -> Iterator[Problem]:
@@ -93,7 +93,7 @@ def _problems(answers: Node | None, path: Path, checklists: Sequence[Checklist])
     known = {checklist.id: checklist for checklist in checklists}
     for name, entries in _children(answers):
         if name not in known:
-            yield Problem(key_place(entries), f"there is no checklist {name!r}; there are {one_of(known)}{nearest(name, known)}")
+            yield Problem(key_place(entries), f"there is no checklist {name!r}{offer(name, known, 'there are')}")
             continue
         items = {item.id for item in known[name].items}
         for item, entry in _children(entries):
@@ -106,8 +106,7 @@ def _problems(answers: Node | None, path: Path, checklists: Sequence[Checklist])
 def _entry_problems(entry: Node, path: Path, checklist: Checklist) -> Iterator[Problem]:
     answer, allowed = entry.get("answer"), [value for value in checklist.answers if value != UNANSWERED]
     if answer is not None and isinstance(answer.value, str) and answer.value not in allowed:
-        yield Problem(answer.mark, f"answer: {shown(plain(answer))} is not allowed; allowed: {one_of(allowed)}"
-                                   f"{nearest(answer.value, allowed)}")
+        yield Problem(answer.mark, f"answer: {shown(plain(answer))} is not allowed{offer(answer.value, allowed)}")
     see = entry.get("see")
     for node in see.items() if see else ():
         if isinstance(node.value, str) and (fault := _fault_of_pointer(node.value, path.parent)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vramlab.record import Outcome, RunRecord, Truth
-from vramlab.report.words import is_simulated
+from vramlab.report.words import is_of_few_pairs, is_simulated
 from vramlab.run_folder import RunFolder
 
 _NOT_ASKED = ("sources", "measure")  # of a config: how it was measured and with which code, not what was asked
@@ -79,25 +79,30 @@ def _by_question(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
 # --- how they were made ---------------------------------------------------------------------------------------------------
 def _settings(first: RunFolder, second: RunFolder, pairs: list[tuple[RunRecord, RunRecord]]) -> Iterator[tuple[str, Any, Any]]:
     sides = (first, second)
-    yield from _unlike("workflow", *(run.plan["workflow"].get("name") for run in sides))
-    yield from _unlike("overrides", *(run.plan["overrides"] for run in sides))
+    yield from unlike("workflow", *(run.plan["workflow"].get("name") for run in sides))
+    yield from unlike("overrides", *(run.plan["overrides"] for run in sides))
     found: dict[str, tuple[Any, Any]] = {}
     for records in pairs:
         for name in _ENVIRONMENT:
-            for path, a, b in _unlike(name, *(r.environment.get(name) for r in records)):
+            for path, a, b in unlike(name, *(r.environment.get(name) for r in records)):
                 found.setdefault(path, (a, b))
         for name in _NOT_ASKED:
             of = f" of {records[0].config['method']}" if name == "sources" else ""
-            for path, a, b in _unlike(name, *(r.config.get(name) for r in records)):
+            for path, a, b in unlike(name, *(r.config.get(name) for r in records)):
                 found.setdefault(path + of, (a, b))
     yield from ((path, a, b) for path, (a, b) in found.items())
 
 
-def _unlike(path: str, first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
+def compare_records(first: RunRecord, second: RunRecord, *, threshold: float = 0.05) -> tuple[Difference, ...]:
+    """Every figure of two records. The second's target decides whether they are measured or simulated ones."""
+    return _pair(first, second, threshold).differences
+
+
+def unlike(path: str, first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
     """Leaves that differ, by dotted path."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in dict.fromkeys([*first, *second]):
-            yield from _unlike(f"{path}.{key}", first.get(key), second.get(key))
+            yield from unlike(f"{path}.{key}", first.get(key), second.get(key))
     elif first != second:
         yield path, first, second
 
@@ -142,8 +147,9 @@ def _number(figure: str, first: float | None, second: float | None, sign: int, t
 
 
 def _time(first: Mapping[str, Any], second: Mapping[str, Any], threshold: float) -> Iterator[Difference]:
-    """Told apart when neither interval reaches into the other."""
+    """Told apart when neither interval reaches into the other; ratios of too few pairs have none."""
     if not first or not second:
         return
-    is_told = first["high"] < second["low"] or second["high"] < first["low"]
+    has_ends = not any(is_of_few_pairs(block) or None in (block["low"], block["high"]) for block in (first, second))
+    is_told = has_ends and (first["high"] < second["low"] or second["high"] < first["low"])
     yield _number("step time / eager's", first["median"], second["median"], 1, threshold, is_told=is_told)

@@ -28,7 +28,7 @@ METRICS: Mapping[str, str] = {
                            "inputs, activations and the inside of ops; allocator traffic on a CPU, requested bytes on CUDA",
     "measured.cold_peak_bytes": "the same in the first step of the process",
     "measured.ratio": "median of step time / eager's step time over pairs of steps that alternate in two processes, with its 95 % "
-                      "bootstrap interval",
+                      "bootstrap interval; fewer than 6 pairs have none",
     "measured.drift": "the same with eager on both sides: below it no difference can be told",
     "measured.step_seconds": "wall time of one training step, every sample kept",
     "predicted.peak_bytes": "peak of the schedule by its order alone; holds for any device (simulated)",

@@ -40,14 +40,15 @@ def fastest(run: Run) -> list[Best]:
             for budget in dict.fromkeys(budget_in_words(r.config) for r in budgeted)]
 
 
-def step_ratio(record: RunRecord) -> tuple[float, float, float] | None:
-    """(median, low, high) of step time / eager's: measured, or simulated on both sides on a simulated device."""
+def step_ratio(record: RunRecord) -> tuple[float, float | None, float | None] | None:
+    """(median, low, high) of step time / eager's: measured, without ends where its pairs are too few for an interval, or simulated on both
+    sides on a simulated device."""
     if is_simulated_target(record.config):
         ratio = simulated_ratio(record)
         return ratio and (ratio,) * 3
     ratio = record.measured.get("ratio") or {}
     values = tuple(ratio.get(key) for key in ("median", "low", "high"))
-    return None if None in values else values
+    return None if values[0] is None else values
 
 
 def _best_of(run: Run, asked: Sequence[RunRecord]) -> Best:
@@ -67,7 +68,8 @@ def _best_of(run: Run, asked: Sequence[RunRecord]) -> Best:
 def _is_slower(record: RunRecord, best: RunRecord) -> bool:
     """Whether it can be told to be slower: intervals of enough pairs that lie apart, or two simulated times that differ."""
     is_of_few = any(is_of_few_pairs(r.measured.get("ratio") or {}) for r in (record, best))
-    return not is_of_few and step_ratio(record)[1] > step_ratio(best)[2]
+    low, high = step_ratio(record)[1], step_ratio(best)[2]
+    return not is_of_few and None not in (low, high) and low > high
 
 
 def _peak_in_words(record: RunRecord) -> str:
@@ -80,7 +82,5 @@ def _time_in_words(record: RunRecord) -> str:
     if is_simulated_target(record.config):
         return significant(step_ratio(record)[0], 3)
     ratio: Mapping[str, Any] = record.measured["ratio"]
-    faults = ["too few pairs for 95 %"] if is_of_few_pairs(ratio) else []
-    if is_distinguishable(ratio, record.measured.get("drift") or {}) is False:
-        faults.append("not distinguishable from eager's")
-    return ", ".join([interval_in_words(ratio), *faults])
+    is_told = is_distinguishable(ratio, record.measured.get("drift") or {})
+    return interval_in_words(ratio) + (", not distinguishable from eager's" if is_told is False else "")

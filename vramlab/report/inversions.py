@@ -9,7 +9,7 @@ from typing import Iterator
 
 from vramlab.record import RunRecord
 from vramlab.report.figures import peak_of, step_groups
-from vramlab.report.words import counts, is_simulated_target, join_words, simulated_ratio
+from vramlab.report.words import counts, is_of_few_pairs, is_simulated_target, join_words, simulated_ratio
 from vramlab.runs import Run
 
 
@@ -46,8 +46,9 @@ def _is_faster(below: RunRecord, above: RunRecord) -> bool:
     if is_simulated_target(below.config):
         ratios = [simulated_ratio(r) for r in (below, above)]
         return None not in ratios and ratios[0] < ratios[1] * (1 - 1e-9)
-    high, low = (below.measured.get("ratio") or {}).get("high"), (above.measured.get("ratio") or {}).get("low")
-    return None not in (high, low) and high < low
+    ratios = [r.measured.get("ratio") or {} for r in (below, above)]
+    high, low = ratios[0].get("high"), ratios[1].get("low")
+    return not any(map(is_of_few_pairs, ratios)) and None not in (high, low) and high < low
 
 
 def _is_higher(below: RunRecord, above: RunRecord) -> bool:

@@ -13,7 +13,7 @@ from vramlab.record import Outcome, Truth
 from vramlab.report import facts
 from vramlab.report.evidence import RUN_LINK, Evidence
 from vramlab.report.facts import CELLS_LINK, CLAIMS_LINK, ENVIRONMENT_LINK, METRICS_LINK, Fact, Open
-from vramlab.report.words import count_of, join_words, span_in_words
+from vramlab.report.words import count_of, is_of_few_pairs, join_words, span_in_words
 
 LEAST_TRIALS = 10  # pairs of steps below which a bootstrap interval says little
 
@@ -104,6 +104,7 @@ def statistics_given(e: Evidence) -> tuple[list[str], list[str]] | Open:
     for record in e.timed:
         blocks = [record.measured.get(key) or {} for key in ("ratio", "drift")]
         whole = all(block.get(k) is not None for block in blocks for k in ("median", "low", "high")) and blocks[0].get("n")
+        whole = whole and not any(map(is_of_few_pairs, blocks))
         (good if whole else lacking).append(e.link(record))
     return good, lacking
 
@@ -116,7 +117,8 @@ def significance(yes: str, no: str) -> Rule:
             return found
         good, lacking = found
         if lacking:
-            return Answer(no, f"{count_of(len(lacking), 'timed cell')} without interval or drift", tuple(lacking[:5]))
+            told = f"{count_of(len(lacking), 'timed cell')} without interval or drift: not timed, or of too few pairs"
+            return Answer(no, told, tuple(lacking[:5]))
         return Answer(yes, evidence=(*good[:3], METRICS_LINK), justification=(
             f"all {len(good)} timed cells: median of paired step times and its 95 % percentile-bootstrap interval, kept asymmetric; "
             "what varies is the step within two processes; eager against itself beside it"))

@@ -6,7 +6,7 @@ import math
 from typing import Any, Iterable, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth
-from vramlab.statistics import FEWEST_SAMPLES, Interval, distinguishable
+from vramlab.statistics import FEWEST_SAMPLES, Interval, distinguishable, is_too_few
 
 DASH = "\u2013"
 FEW_PAIRS = (f"an interval of fewer than {FEWEST_SAMPLES} pairs of steps does not reach 95 %: so few may well all lie on one side of the "
@@ -49,7 +49,10 @@ def decimals_for(low: float, high: float) -> int:
 
 
 def interval_in_words(block: Mapping[str, Any]) -> str:
-    """`1.23 (1.20 to 1.26; 20 pairs)` of a {median, low, high, n} block, with the digits that its width supports; else a dash."""
+    """`1.23 (1.20 to 1.26; 20 pairs)` of a {median, low, high, n} block, with the digits that its width supports; of too few pairs for an
+    interval `1.23 (3 pairs, too few for an interval)`, whatever ends the block has; else a dash."""
+    if is_of_few_pairs(block) and block.get("median") is not None:
+        return f"{block['median']:.2f} ({count_of(block['n'], 'pair')}, too few for an interval)"
     values = [block.get(key) for key in ("median", "low", "high")]
     if any(value is None for value in values):
         return DASH
@@ -59,16 +62,17 @@ def interval_in_words(block: Mapping[str, Any]) -> str:
 
 
 def is_of_few_pairs(block: Mapping[str, Any]) -> bool:
-    """Whether an interval rests on so few pairs that it says little."""
-    return bool(block.get("n")) and block["n"] < FEWEST_SAMPLES
+    """Whether a ratio rests on so few pairs that it has no interval."""
+    return bool(block.get("n")) and is_too_few(block["n"])
 
 
 def is_distinguishable(ratio: Mapping[str, Any], drift: Mapping[str, Any]) -> bool | None:
-    """Whether a time ratio stands apart from eager, as `statistics.distinguishable` says; None when either is missing."""
+    """Whether a time ratio stands apart from eager, as `statistics.distinguishable` says; None when either is missing or of too few pairs.
+    A block without its number of pairs is taken to have enough."""
     keys = ("median", "low", "high")
-    if any(block.get(key) is None for block in (ratio, drift) for key in keys):
+    if any(map(is_of_few_pairs, (ratio, drift))) or any(block.get(key) is None for block in (ratio, drift) for key in keys):
         return None
-    intervals = (Interval(**{key: block[key] for key in keys}, n=block.get("n") or 0) for block in (ratio, drift))
+    intervals = (Interval(**{key: block[key] for key in keys}, n=block.get("n") or FEWEST_SAMPLES) for block in (ratio, drift))
     return distinguishable(*intervals)
 
 

@@ -20,13 +20,12 @@ from starlette.concurrency import run_in_threadpool
 
 from vramlab import __version__
 from vramlab.crowd.findings import RULES_VERSION
-from vramlab.crowd.server import marks, queries
+from vramlab.crowd.server import contests, marks, queries
 from vramlab.crowd.server.accounts import Caller, authenticate
-from vramlab.crowd.server.audit import note
 from vramlab.crowd.server.intake import Refused, Taken
 from vramlab.crowd.server.states import Actor, StateError, move
 from vramlab.crowd.server.store import Body
-from vramlab.crowd.server.tables import TOMBSTONES, VERIFIED, Account, Base, Bundle, Competition, Entry, Result, State, now
+from vramlab.crowd.server.tables import TOMBSTONES, VERIFIED, Account, Base, Bundle, Competition, Entry, Result, State
 
 router = APIRouter(prefix="/api/v1")
 
@@ -423,15 +422,7 @@ def create_competition(request: Request, body: NewCompetition, caller: Organiser
     if body.opens_at.tzinfo is None or body.closes_at.tzinfo is None or body.closes_at <= body.opens_at:
         raise Refused(422, "both dates have a time zone, and the second is later")
     with request.app.state.database.write() as session:
-        if session.scalar(select(Competition).where(Competition.name == body.name)):
-            raise Refused(409, f"there is a competition {body.name!r} already")
-        row = Competition(**body.model_dump(), organiser_id=caller.account_id)
-        session.add(row)
-        session.flush()
-        note(session, actor=caller.account, token=caller.token, action="competition created", subject=f"competition {body.name}",
-             detail=body.model_dump(mode="json"))
-        session.refresh(row)
-        return in_json(row)
+        return in_json(contests.announce(session, body.model_dump(), caller))
 
 
 class NewEntry(BaseModel):
@@ -445,23 +436,7 @@ class NewEntry(BaseModel):
 def enter_competition(request: Request, name: AccountName, body: NewEntry, caller: Submitter) -> dict[str, Any]:
     """Enter one's own result. It is ranked once it is checked."""
     with request.app.state.database.write() as session:
-        rules = _found(session.scalar(select(Competition).where(Competition.name == name)), "competition")
-        result = _found(session.get(Result, body.result), "result")
-        if result.account_id != caller.account_id:
-            raise Refused(403, "the result is another account's")
-        if not rules.opens_at <= now() <= (rules.closed_early_at or rules.closes_at):
-            raise Refused(409, "the competition is not open")
-        if reason := queries.why_unfit(rules, result):
-            raise Refused(409, f"the result does not fit: {reason}")
-        if session.scalar(select(Entry).where(Entry.competition_id == rules.id, Entry.result_id == result.id)):
-            raise Refused(409, "the result is entered already")
-        row = Entry(competition_id=rules.id, result_id=result.id, account_id=caller.account_id)
-        session.add(row)
-        session.flush()
-        note(session, actor=caller.account, token=caller.token, action="competition entered", subject=f"competition {name}",
-             detail={"result": result.id})
-        session.refresh(row)
-        return in_json(row)
+        return in_json(contests.enter(session, name, body.result, caller))
 
 
 async def refuse(request: Request, error: Refused) -> JSONResponse:

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from vramlab import __version__
 from vramlab.crowd import check
-from vramlab.crowd.server import api, keys
+from vramlab.crowd.server import api, keys, pages
 from vramlab.crowd.server.database import Database, is_away
 from vramlab.crowd.server.intake import Examine, Intake, Refused
 from vramlab.crowd.server.limits import Limiter
@@ -61,6 +61,7 @@ def create_app(settings: Settings, examine: Examine = check) -> FastAPI:
     for error, answer in ((SQLAlchemyError, _database_fault), (Refused, api.refuse), (RequestValidationError, _invalid),
                           (StarletteHTTPException, api.refuse_http)):
         app.add_exception_handler(error, answer)
+    pages.install(app)
     app.add_middleware(Guard, app_state=app.state)
     return app
 

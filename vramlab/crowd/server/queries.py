@@ -279,6 +279,7 @@ class ClaimRow:
     claim: str  # its id in reports/claims.yaml
     verdicts: Mapping[str, int]  # verdict -> number of runs
     measured: Mapping[str, int]  # the same, over the runs that measured
+    simulated: Mapping[str, int]  # the same, over verdicts that rest on simulation
     accounts: int
     latest: datetime
 
@@ -295,15 +296,15 @@ def claim_board(session: Session, *, include_unverified: bool = False) -> list[C
 
 
 def _claim_row(claim: str, rows: Sequence[Any]) -> ClaimRow:
-    every: dict[str, set[int]] = defaultdict(set)
-    measured: dict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        every[row.verdict].add(row.account_id)
-        if row.is_simulated is False:
-            measured[row.verdict].add(row.account_id)
-    return ClaimRow(claim=claim, verdicts={v: len(a) for v, a in sorted(every.items())},
-                    measured={v: len(a) for v, a in sorted(measured.items())}, accounts=len({row.account_id for row in rows}),
-                    latest=max(row[-1] for row in rows))
+    def accounts(sides: Iterable[bool | None]) -> dict[str, int]:
+        found: dict[str, set[int]] = defaultdict(set)
+        for row in rows:
+            if row.is_simulated in sides:
+                found[row.verdict].add(row.account_id)
+        return {verdict: len(by) for verdict, by in sorted(found.items())}
+
+    return ClaimRow(claim=claim, verdicts=accounts((True, False, None)), measured=accounts((False,)), simulated=accounts((True,)),
+                    accounts=len({row.account_id for row in rows}), latest=max(row[-1] for row in rows))
 
 
 def verdicts_of_claim(session: Session, claim: str, *, include_unverified: bool = False, limit: int = 200) -> list[Verdict]:

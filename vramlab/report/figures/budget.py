@@ -13,7 +13,7 @@ from vramlab.report.drawing import MUTED, Panel, facets, panel_axes, plain_label
 from vramlab.report.figures.groups import peak_of, step_groups, where_in_words
 from vramlab.report.figures.kinds import MAX_PANELS, FigureSet, Looks
 from vramlab.report.figures.marks import Mark, draw_infeasible, draw_marks, is_infeasible, marks_in_words, scale_ratios
-from vramlab.report.words import GIB, MIB, count_of, counts, is_simulated_target, join_words, simulated_ratio
+from vramlab.report.words import GIB, MIB, count_of, counts, is_of_few_pairs, is_simulated_target, join_words, simulated_ratio
 from vramlab.runs import Run
 
 FACETS_A_ROW = 3
@@ -109,7 +109,7 @@ def _overhead_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord
     if not marks:
         return None
     title = where_in_words(run, group[0])
-    drifts = [r.measured["drift"] for r in group if (r.measured.get("drift") or {}).get("low") is not None]
+    drifts = [d for r in group if (d := r.measured.get("drift") or {}).get("low") is not None and not is_of_few_pairs(d)]
     with panel_axes(title) as (figure, axes):
         if drifts:
             axes.axhspan(min(d["low"] for d in drifts), max(d["high"] for d in drifts), color=MUTED, alpha=0.18, linewidth=0,
@@ -130,7 +130,8 @@ def _overhead_marks(run: Run, record: RunRecord) -> Iterable[Mark]:
     method, x = run.label(record), _percent_of_eager(record, record.budget_bytes)
     ratio = record.measured.get("ratio") or {}
     if ratio.get("median") and not is_simulated_target(record.config):
-        yield Mark(method=method, x=x, y=ratio["median"], low=ratio.get("low"), high=ratio.get("high"), is_simulated=False)
+        low, high = (None, None) if is_of_few_pairs(ratio) else (ratio.get("low"), ratio.get("high"))
+        yield Mark(method=method, x=x, y=ratio["median"], low=low, high=high, is_simulated=False)
     if simulated := simulated_ratio(record):
         yield Mark(method=method, x=x, y=simulated, is_simulated=True)
 

@@ -1,0 +1,247 @@
+"""What is done on the pages: a visit begins with a token, an organiser announces a competition, a submitter enters a result.
+
+Every form carries the visit's CSRF token, and a request that a browser says comes from another site is refused before that is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from vramlab.crowd.server import contests, queries
+from vramlab.crowd.server.accounts import Caller, authenticate
+from vramlab.crowd.server.api import address_of
+from vramlab.crowd.server.intake import Refused
+from vramlab.crowd.server.pages import reads, words
+from vramlab.crowd.server.pages.asked import LARGEST, result_number
+from vramlab.crowd.server.pages.site import HEADERS, find_visitor, link_maker, render, secret_of, set_cookie
+from vramlab.crowd.server.pages.visits import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, VISIT_COOKIE, is_csrf_token, make_session
+from vramlab.crowd.server.tables import NAME
+
+router = APIRouter(include_in_schema=False)
+MOST_SEEDS = 100
+LONGEST_DESCRIPTION = 4000
+LABELS = {"title": "Title", "name": "Name in its address", "description": "What it is about", "model": "Model", "workload": "Workload",
+          "batch_size": "Batch size", "device": "Device", "budget": "Budget", "seeds": "Seeds", "metric": "Ranked by",
+          "opens_at": "Opens", "closes_at": "Closes"}
+_NAMES = ("title", "model", "workload", "device", "budget")
+_SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+_FORM = "application/x-www-form-urlencoded"
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form, each once. 413 for a longer body than any form has, 415 for another kind, 400 for a field that comes twice."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
+    limit, body = request.app.state.settings.max_json_bytes, b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise HTTPException(413, f"A form has at most {limit} bytes.")
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50)
+    except ValueError:
+        raise HTTPException(400, "That is no form.") from None
+    found = dict(pairs)
+    if len(found) != len(pairs) or any("\0" in text for pair in pairs for text in pair):
+        raise HTTPException(400, "That is no form.")
+    return found
+
+
+def check_csrf(request: Request, form: Mapping[str, str], cookie: str) -> None:
+    """403 unless the form was made for this visit, and the browser does not say that another site sent it."""
+    is_ours = is_csrf_token(secret_of(request), request.cookies.get(cookie, ""), form.get(CSRF_FIELD, ""))
+    if not is_ours or _is_of_elsewhere(request):
+        raise HTTPException(403, "This form was not made for this visit. Load its page again, and send it from there.")
+
+
+def _is_of_elsewhere(request: Request) -> bool:
+    """Whether a browser says that another site sent the form. Hosts are compared, since a proxy may have taken HTTPS off."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return True
+    origin = request.headers.get("origin")
+    ours = (request.headers.get("host", ""), urlsplit(request.app.state.settings.public_url).netloc)
+    return origin is not None and (not urlsplit(origin).netloc or urlsplit(origin).netloc not in ours)
+
+
+# ------------------------------------------------------------------------------------------------------------------- visits
+@router.api_route("/login", methods=["GET", "HEAD"])
+def login_form(request: Request) -> Response:
+    """Asks for a token, unless there is a visit already."""
+    if find_visitor(request):
+        return _see(request, "/competitions")
+    return render(request, "login.html.j2", refused="", headers={"Cache-Control": "no-store"})
+
+
+@router.post("/login")
+async def login(request: Request) -> Response:
+    """A session for the token's account."""
+    form = await read_form(request)
+    check_csrf(request, form, VISIT_COOKIE)
+    return await run_in_threadpool(_login, request, form)
+
+
+def _login(request: Request, form: Mapping[str, str]) -> Response:
+    failures, address = request.app.state.failures, address_of(request)
+    if wait := failures.wait(address):
+        raise HTTPException(429, "Too many wrong tokens from this address.", headers={"Retry-After": str(max(1, round(wait)))})
+    with request.app.state.database.read() as session:
+        caller = authenticate(session, form.get("token", "").strip())
+    if caller is None:
+        failures.take(address)
+        return render(request, "login.html.j2", status=403, refused="There is no such token, or it holds no more.",
+                      headers={"Cache-Control": "no-store"})
+    response = _see(request, "/competitions")
+    set_cookie(request, response, SESSION_COOKIE, make_session(secret_of(request), caller.token), SESSION_SECONDS)
+    response.delete_cookie(VISIT_COOKIE, path=request.scope.get("root_path", "") or "/")
+    return response
+
+
+@router.post("/logout")
+async def logout(request: Request) -> Response:
+    """The session's end."""
+    check_csrf(request, await read_form(request), SESSION_COOKIE)
+    response = _see(request, "/")
+    response.delete_cookie(SESSION_COOKIE, path=request.scope.get("root_path", "") or "/")
+    return response
+
+
+def _see(request: Request, path: str) -> Response:
+    """303: the browser asks for the page by GET, and sends the form no second time."""
+    return RedirectResponse(link_maker(request)(path), 303, headers=HEADERS)
+
+
+def _who_may(request: Request, scope: str) -> Caller:
+    """The visitor. 403 for who is not logged in or may not."""
+    visitor = find_visitor(request)
+    if visitor is None:
+        raise HTTPException(403, "Log in with a token first.")
+    if not visitor.may(scope):
+        raise HTTPException(403, f"Your token has not the scope {scope!r}.")
+    return visitor
+
+
+# ------------------------------------------------------------------------------------------------------------- competitions
+@router.api_route("/competitions/new", methods=["GET", "HEAD"])
+def announce_form(request: Request) -> Response:
+    """Asks an organiser for the rules."""
+    return _announce_form(request, _who_may(request, "organise"), {}, {})
+
+
+@router.post("/competitions")
+async def announce(request: Request) -> Response:
+    """A new competition. The form again with what is wrong, where something is."""
+    form = await read_form(request)
+    check_csrf(request, form, SESSION_COOKIE)
+    return await run_in_threadpool(_announce, request, form)
+
+
+def _announce(request: Request, form: Mapping[str, str]) -> Response:
+    visitor = _who_may(request, "organise")
+    rules, faults = read_rules(form)
+    if not faults:
+        try:
+            with request.app.state.database.write() as session:
+                contests.announce(session, rules, visitor)
+        except Refused as refusal:
+            faults = {"name": refusal.error}
+    return _announce_form(request, visitor, form, faults) if faults else _see(request, f"/competitions/{rules['name']}")
+
+
+def _announce_form(request: Request, visitor: Caller, given: Mapping[str, str], faults: Mapping[str, str]) -> Response:
+    with request.app.state.database.read() as session:
+        facets = queries.facets(session, include_unverified=True)
+        workloads = reads.workloads(session)
+    devices = dict.fromkeys(device for _, device, is_simulated, _ in facets.boards if not is_simulated)
+    return render(request, "competition_form.html.j2", visitor=visitor, status=422 if faults else 200, given=given, faults=faults,
+                  labels=LABELS, metrics=words.METRICS, models=list(facets.models), devices=list(devices),
+                  workloads=workloads)
+
+
+def read_rules(form: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(columns of a competition, field -> what is wrong with it)."""
+    texts = {name: form.get(name, "").strip() for name in LABELS}
+    faults = {name: "is needed" for name in ("title", "name", "model", "device", "opens_at", "closes_at") if not texts[name]}
+    faults |= {name: f"is longer than {NAME} characters" for name in _NAMES if len(texts[name]) > NAME}
+    if len(texts["description"]) > LONGEST_DESCRIPTION:
+        faults["description"] = f"is longer than {LONGEST_DESCRIPTION} characters"
+    if texts["name"] and (not _SLUG.fullmatch(texts["name"]) or texts["name"] == "new"):
+        faults["name"] = "has lower-case letters, digits and - only, at most 64, and is not 'new'"
+    if texts["metric"] not in words.METRICS:
+        faults["metric"] = f"is one of {', '.join(words.METRICS)}"
+    rules: dict[str, Any] = {**texts, "batch_size": None, "seeds": []}
+    for name, read in (("batch_size", _batch_size), ("seeds", _seeds), ("opens_at", _moment), ("closes_at", _moment)):
+        try:
+            rules[name] = read(texts[name])
+        except ValueError as error:
+            faults.setdefault(name, str(error))
+    if not faults and rules["closes_at"] <= rules["opens_at"]:
+        faults["closes_at"] = "is not after it opens"
+    return rules, faults
+
+
+def _batch_size(text: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise ValueError("is a whole number above zero")
+    return int(text)
+
+
+def _seeds(text: str) -> list[int]:
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if len(found) > MOST_SEEDS or not all(word.isascii() and word.isdigit() and len(word) < 20 and int(word) <= LARGEST for word in found):
+        raise ValueError(f"are at most {MOST_SEEDS} whole numbers with commas between")
+    return sorted({int(word) for word in found})
+
+
+def _moment(text: str) -> datetime:
+    """What a browser's field gives, `2026-03-01T12:00`, in UTC."""
+    try:
+        found = datetime.strptime(text, "%Y-%m-%dT%H:%M")
+    except ValueError:
+        raise ValueError("is a date and a time, such as 2026-03-01T12:00") from None
+    if not 2000 <= found.year < 2200:
+        raise ValueError("is no date of this or the next century")
+    return found.replace(tzinfo=UTC)
+
+
+def show_competition(request: Request, name: str, visitor: Caller | None, *, fault: str = "", given: str = "") -> Response:
+    """One competition with its ranking, and the form to enter where the visitor may."""
+    with request.app.state.database.read() as session:
+        found = queries.competition(session, name)
+        if found is None:
+            raise HTTPException(404, f"There is no competition {name!r}.")
+        stage = contests.phase(found.competition)
+        may_enter = visitor is not None and visitor.may("submit") and stage == "open"
+        return render(request, "competition.html.j2", status=422 if fault else 200, visitor=visitor, c=found.competition, phase=stage,
+                      metric=words.METRICS[found.competition.metric], ranked=found.ranked, unranked=found.unranked, may_enter=may_enter,
+                      fault=fault, given=given)
+
+
+@router.post("/competitions/{name}/entries")
+async def enter(request: Request, name: str) -> Response:
+    """One of the visitor's results enters."""
+    form = await read_form(request)
+    check_csrf(request, form, SESSION_COOKIE)
+    return await run_in_threadpool(_enter, request, name, form)
+
+
+def _enter(request: Request, name: str, form: Mapping[str, str]) -> Response:
+    visitor = _who_may(request, "submit")
+    try:
+        number = result_number(form.get("result", "").strip())
+        with request.app.state.database.write() as session:
+            contests.enter(session, name, number, visitor)
+    except (Refused, HTTPException) as refusal:
+        said = refusal.error if isinstance(refusal, Refused) else refusal.detail
+        told = f"{said[:1].upper()}{said[1:].rstrip('.')}."
+        return show_competition(request, name, visitor, fault=told, given=form.get("result", "")[:40])
+    return _see(request, f"/competitions/{name}")
