@@ -35,6 +35,9 @@ serve_forks(int(sys.argv[1]), ["numpy", "no_such_module"], serve)
 """
 
 
+EMPTY_SERVER = [sys.executable, "-c", "from vramlab import isolate; isolate._PRELOADED = (); isolate.main()", "--forks"]
+
+
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
     forks = ForkServer([sys.executable, "-c", SERVER])
@@ -42,10 +45,19 @@ def server() -> Iterator[ForkServer]:
     forks.close()
 
 
-def forked(server: ForkServer) -> tuple[Fork, Connection]:
+@pytest.fixture
+def server_of_isolate() -> Iterator[ForkServer]:
+    """One whose forks answer isolated calls; it has imported nothing."""
+    forks = ForkServer(EMPTY_SERVER)
+    forks.start(os.environ)
+    yield forks
+    forks.close()
+
+
+def forked(server: ForkServer, owner: str = "") -> tuple[Fork, Connection]:
     ours, theirs = Pipe()
     with theirs:
-        return server.fork(theirs, os.environ), ours
+        return server.fork(theirs, os.environ, owner), ours
 
 
 def answer(server: ForkServer, question: str):
@@ -114,6 +126,54 @@ def test_a_fork_leaves_without_the_interpreters_teardown(server):
     assert pipe.recv() is None
     pipe.send(0)
     assert fork.wait(10) == 0
+
+
+LENT_TO = """
+import os, sys
+from vramlab.isolate import Call, Settings, _FORKS, run_isolated
+result = run_isolated(Call(function="os.getppid"), settings=Settings(is_forked=True))
+run_isolated(Call(function="isolated_work.speak", args=("said in a fork",)), settings=Settings(is_forked=True))
+print(result.value, _FORKS.pid, os.environ.get("VRAMLAB_FORKS"))
+"""
+
+
+def test_a_child_asks_the_server_that_it_is_lent(server_of_isolate, monkeypatch):
+    """Its forks are the lent server's children, they speak where it speaks, and its own children are lent nothing."""
+    variables, descriptors = server_of_isolate.lend()
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", LENT_TO], pass_fds=descriptors, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **variables, "PYTHONPATH": f"{root}:{root / 'tests'}"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["said in a fork", f"{server_of_isolate.pid} None None"]
+    assert done.stderr.splitlines() == ["said in a fork"]
+
+
+def test_a_lent_server_that_is_gone_is_replaced(server_of_isolate):
+    variables, descriptors = server_of_isolate.lend()
+    gone = server_of_isolate.pid
+    killed(server_of_isolate)
+    root = Path(__file__).resolve().parents[1]
+    script = f"import vramlab.isolate as isolate; isolate._FORKS._command = {tuple(EMPTY_SERVER)!r}\n{LENT_TO}"
+    done = subprocess.run([sys.executable, "-c", script], pass_fds=descriptors, capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **variables, "PYTHONPATH": f"{root}:{root / 'tests'}"})
+    assert done.returncode == 0, done.stderr
+    server, own, _ = done.stdout.splitlines()[-1].split()
+    assert server == own != str(gone)
+
+
+def test_forks_end_with_their_owner(server):
+    """Killed with their groups, those of another owner left alone; and all of them when the server's parent goes."""
+    (mine, my_pipe), (other, other_pipe) = forked(server, "mine"), forked(server, "other's")
+    my_pipe.send("__import__('subprocess').Popen(['sleep', '60']).pid")
+    grandchild = psutil.Process(my_pipe.recv())
+    server.end_forks("mine")
+    assert mine.wait(10) == -signal.SIGKILL and not other_pipe.poll(0.1)
+    assert grandchild.wait(10) is None or not grandchild.is_running()
+    other_pipe.send("1")
+    assert other_pipe.recv() == 1
+    server.end_forks("nobody's")
+    server.close()
+    assert other.wait(10) == -signal.SIGKILL
 
 
 def test_a_killed_server_is_started_anew(server):

@@ -10,6 +10,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Callable
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ def take_samples(path: Path, count: int, *, library: FakeNvml | None = None, tar
     """Run the sampler in this process for `count` samples; `pauses` holds extra seconds after a sample."""
     taken = 0
 
-    def is_over(seconds: float) -> bool:
+    def is_over(seconds: float, watch: Callable[[int], None]) -> bool:
         nonlocal taken
         time.sleep(seconds + (pauses or {}).get(taken, 0.0))
         taken += 1
@@ -50,6 +51,25 @@ def test_it_sees_the_bytes_and_the_processor_time_that_the_process_used(tmp_path
     spans = [b - a for a, b in pairwise(columns["t_seconds"])]
     sampled = sum(percent / 100 * span for percent, span in zip(columns["cpu_percent"][1:], spans, strict=True))
     assert sampled == pytest.approx(used, rel=0.25, abs=0.15)
+
+
+def test_it_sees_a_process_that_is_no_descendant_once_it_is_told(tmp_path):
+    """A child that sleeps is sampled, and this process beside it from the first sample after `watch` on."""
+    path, own = tmp_path / "telemetry.csv.gz", psutil.Process().memory_info().rss
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        with Sampler(path, pid=child.pid, period_seconds=0.05) as sampler:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not (path.exists() and path.stat().st_size):
+                time.sleep(0.02)
+            sampler.watch(2**22 + 1)  # no process has so high a number
+            sampler.watch(os.getpid())
+            time.sleep(1)
+    finally:
+        child.communicate(b"\n")
+    rss = read_telemetry(path).columns["rss_bytes"]
+    assert sampler.summary["failure"] is None
+    assert rss[0] < 0.5 * own < own < rss[-1] * 1.05
 
 
 def test_columns_are_the_same_on_every_machine_and_absent_ones_say_why(tmp_path):

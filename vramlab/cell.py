@@ -42,6 +42,7 @@ class _Draft:
 
     spec: Mapping[str, Any]
     folder: Path
+    sampler: Sampler
     outcome: Outcome = Outcome.OK
     reason: str = ""
     message: str = ""
@@ -69,7 +70,7 @@ class _Draft:
     @property
     def settings(self) -> Settings:
         """How its processes start. Where CUDA is used, each starts anew."""
-        return Settings(is_forked=self.is_simulated or self.config["target"] == "cpu")
+        return Settings(is_forked=self.is_simulated or self.config["target"] == "cpu", on_start=self.sampler.watch)
 
     def ask(self, what: str, *args: Any, seconds: float | None = None) -> Any:
         """The value of vramlab.measure.<what> in a fresh process; any other end of it ends the cell with that outcome."""
@@ -108,11 +109,12 @@ class _Draft:
 
 def run_cell(spec: Mapping[str, Any], folder: Path) -> RunRecord:
     """Everything that the cell asks for, as a record. Only the machine's own failures pass through."""
-    draft = _Draft(spec, folder)
+    sampler = Sampler(folder / "telemetry.csv.gz", target=spec["config"]["target"])
+    draft = _Draft(spec, folder, sampler)
     started, clock = datetime.now(UTC), time.monotonic()
     if draft.settings.is_forked:
         prepare_forks()
-    sampler = Sampler(folder / "telemetry.csv.gz", target=draft.config["target"]).start()
+    sampler.start()
     try:
         _KINDS[draft.config["kind"]](draft)
     except _Ended:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Callable, Sequence
 
 from vramlab.claiming import MARKER, end_processes
+from vramlab.forks import ForkServer
 from vramlab.record import Outcome
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
@@ -37,19 +38,24 @@ class Ending:
     memory_kills: int | None = 0  # of the kernel's out-of-memory killer on this machine meanwhile; None: it keeps no count
 
 
-def run_child(command: Sequence[str], *, log: Path, token: str, timeout_seconds: float, on_tick: Callable[[float], None]) -> Ending:
+def run_child(command: Sequence[str], *, log: Path, token: str, timeout_seconds: float, on_tick: Callable[[float], None],
+              forks: ForkServer | None = None) -> Ending:
     """Run to the end or to the timeout. Whatever happens, nothing that it started is left running.
 
-    stdout and stderr go to `log`. `on_tick` gets the seconds so far about once a second. An exception (Ctrl-C) passes through.
+    stdout and stderr go to `log`. `on_tick` gets the seconds so far about once a second. `forks` is lent to it. An exception (Ctrl-C)
+    passes through.
     """
+    lent, inherited = forks.lend() if forks is not None else ({}, [])
     kills_before, started = count_memory_kills(), time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(_leashed(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                   start_new_session=True, env=child_environment({MARKER: token}))
+                                   start_new_session=True, env=child_environment({MARKER: token, **lent}), pass_fds=inherited)
     try:
         is_timeout = not _wait(process, started, timeout_seconds, on_tick)
     finally:
         _end_group(process)
+        if forks is not None:
+            forks.end_forks(token)
         end_processes(token)
     kills_after = count_memory_kills()
     kills = None if kills_before is None or kills_after is None else kills_after - kills_before

@@ -26,12 +26,13 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO, Any
 
+from vramlab.claiming import MARKER
 from vramlab.errors import CaptureError, EnvironmentUnable, PlanInfeasible, ScheduleError, Unsupported
 from vramlab.forks import Fork, ForkServer, ServerLost, serve_forks
 from vramlab.record import Outcome
 
 _PRELOADED = ("torch", "vramlab.preloaded")  # what the server of forks imports, and nothing else happens in it
-_FORKS = ForkServer([sys.executable, "-m", "vramlab.isolate", "--forks"])
+_FORKS = ForkServer.lent([sys.executable, "-m", "vramlab.isolate", "--forks"])
 atexit.register(_FORKS.close)
 _CLOSING_SECONDS = 5.0  # how long a worker whose pipe closed may take to go
 _GPU_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -63,10 +64,11 @@ class Settings:
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of this process's
     output: IO | int | None = None  # where its stdout and stderr go, None to inherit
     is_forked: bool = False  # from a server with torch imported: not for CUDA, which a fork must not find touched
+    on_start: Callable[[int], None] | None = None  # told the pid of each process
 
     def __post_init__(self) -> None:
         if self.is_forked and (self.environment or self.output is not None):
-            raise ValueError("a forked worker shares its server's environment and output")
+            raise ValueError("a forked worker has the environment and the output of its caller")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +104,10 @@ def run_isolated(call: Call, *, timeout_seconds: float | None = None, settings: 
     return replace(result, seconds=time.monotonic() - started)
 
 
-def prepare_forks() -> None:
-    """Start the server of forks, so that it has imported what it needs when the first forked process is asked for."""
-    _FORKS.start(_child_environment(Settings(is_forked=True)))
+def prepare_forks(environment: Mapping[str, str] | None = None) -> ForkServer:
+    """The server of forks, started where there is none, so that it has imported what it needs when the first fork is asked for."""
+    _FORKS.start(_child_environment(Settings()) | dict(environment or {}))
+    return _FORKS
 
 
 def alternate(first: Call, second: Call, *, warmup: int = 3, steps: int = 20, timeout_seconds: float | None = None,
@@ -171,6 +174,8 @@ class _Worker:
         self._pipe, theirs = Pipe(duplex=True)
         with theirs:
             self._process = _start(theirs, settings)
+        if settings.on_start is not None:
+            settings.on_start(self._process.pid)
         # A child that is killed at once breaks the pipe; `ask` reports it.
         with contextlib.suppress(BrokenPipeError):
             self._pipe.send((sys.path, _child_environment(settings), settings.memory_limit_bytes))
@@ -223,7 +228,7 @@ class _Worker:
 def _start(pipe: Connection, settings: Settings) -> Fork | subprocess.Popen:
     if settings.is_forked:
         with contextlib.suppress(ServerLost):  # killed for memory, say: without it the process takes longer to start, no more
-            return _FORKS.fork(pipe, _child_environment(settings))
+            return _FORKS.fork(pipe, _child_environment(settings), owner=os.environ.get(MARKER, ""))
     return _popen(pipe, settings)
 
 

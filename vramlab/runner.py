@@ -26,6 +26,8 @@ from vramlab.child import Ending, explain, last_line, run_child
 from vramlab.claiming import HEARTBEAT_SECONDS, Claim, holder_of, locked, owner_of, try_claim
 from vramlab.environment import cache_dir, probe
 from vramlab.errors import EnvironmentUnable
+from vramlab.forks import ForkServer
+from vramlab.isolate import prepare_forks
 from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.run_folder import RunFolder, is_done, now, read_record
 from vramlab.workflow import Cell, Plan
@@ -79,6 +81,7 @@ class Runner:
         self.display = display
         self.command = tuple(command)
         self.machine_lock = machine_lock or cache_dir() / "measuring.lock"
+        self._forks: ForkServer | None = None  # lent to each cell: what they have in common is imported once a run
 
     def run(self) -> Result:
         """Run what is not done. EnvironmentUnable when nothing can run here or the disk is full."""
@@ -133,6 +136,8 @@ class Runner:
         pending = {cell.cell_id: (number, cell) for number, cell in enumerate(self.plan.cells, start=1)}
         for cell_id in self._done():
             del pending[cell_id]
+        if pending and self.command == CELL_COMMAND:
+            self._forks = prepare_forks({"PYTHONUNBUFFERED": "1"})
         while pending:
             held = [cell for number, cell in list(pending.values()) if not self._take(number, cell, pending)]
             if held:
@@ -186,7 +191,7 @@ class Runner:
 
         self.display.cell_begins(cell, number)
         ending = run_child([*self.command, str(folder.resolve())], log=log, token=claim.token,
-                           timeout_seconds=timeout_seconds, on_tick=tick)
+                           timeout_seconds=timeout_seconds, on_tick=tick, forks=self._forks)
         record = read_record(folder, cell.cell_id)
         if record is None or record.outcome is Outcome.INTERRUPTED:
             record = self._obituary(cell, ending, log, started, is_cut=record is None)

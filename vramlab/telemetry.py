@@ -14,6 +14,7 @@ absent when the sampler was killed; all samples up to the last two seconds are s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import gzip
 import io
@@ -71,6 +72,13 @@ class Sampler:
         except OSError as error:
             self.summary = {"failure": f"the sampler could not start: {error}"}
         return self
+
+    def watch(self, pid: int) -> None:
+        """Sample this process with its children too: one that is no descendant. Never raises."""
+        if self._child is not None:
+            with contextlib.suppress(OSError):
+                self._child.stdin.write(b"%d\n" % pid)
+                self._child.stdin.flush()
 
     def stop(self) -> dict[str, Any]:
         """End the sampling process and return the summary. Never raises."""
@@ -194,10 +202,17 @@ class ProcessTree:
 
     def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._root, self._clock = psutil.Process(pid), clock
+        self._watched: list[psutil.Process] = []
         self._members: dict[int, psutil.Process] = {}
         self._cpu_seconds: dict[int, float] = {}
         self._io: dict[int, tuple[int, int]] = {}
         self._listed_at = self._sampled_at = -float("inf")
+
+    def watch(self, pid: int) -> None:
+        """From the next sample on, this process with its children too, where it still is."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._watched.append(psutil.Process(pid))
+            self._listed_at = -float("inf")
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -225,10 +240,11 @@ class ProcessTree:
 
     def _list(self, now: float) -> None:
         self._listed_at = now
-        try:
-            found = [self._root, *self._root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            found = []
+        self._watched = [process for process in self._watched if process.is_running()]
+        found: list[psutil.Process] = []
+        for root in (self._root, *self._watched):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [root, *root.children(recursive=True)]
         self._members = {p.pid: self._members.get(p.pid, p) for p in found if p.pid != os.getpid() or p == self._root}
 
     def _spent(self, pid: int, process: psutil.Process) -> float:
@@ -247,8 +263,9 @@ class ProcessTree:
 
 
 def run_sampler(path: Path, *, pid: int, target: str, period_seconds: float,
-                is_over: Callable[[float], bool], library: Any = None) -> None:
-    """Sample until `is_over(seconds)` says so; it waits at most that long and is the sampler's only clock tick."""
+                is_over: Callable[[float, Callable[[int], None]], bool], library: Any = None) -> None:
+    """Sample until `is_over(seconds, watch)` says so; it waits at most that long, is the sampler's only clock tick, and calls `watch` with
+    each further process that is to be sampled."""
     missing: dict[str, str] = {}
     nvml, gpu = _open_gpu(target, missing, library)
     tree = ProcessTree(pid)
@@ -265,7 +282,7 @@ def run_sampler(path: Path, *, pid: int, target: str, period_seconds: float,
             if ticks.is_flush_due():
                 packed.flush()
                 raw.flush()
-            if is_over(ticks.seconds_to_next()):
+            if is_over(ticks.seconds_to_next(), tree.watch):
                 break
         text.write(f"# {json.dumps({**ticks.report(), 'missing': missing}, sort_keys=True)}\n")
         text.detach()
@@ -330,7 +347,8 @@ def _format_row(values: Mapping[str, float | int | None]) -> str:
 
 
 def main() -> None:
-    """The sampling process: ends when its standard input closes, which also happens when the run is killed."""
+    """The sampling process: a line of its standard input is a further pid to sample, and it ends when that closes, which also happens when
+    the run is killed."""
     parser = argparse.ArgumentParser(description="Sample a process and a GPU into telemetry.csv.gz until standard input closes.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--pid", type=int, required=True)
@@ -339,9 +357,16 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the end of input is the signal here
 
-    def is_over(seconds: float) -> bool:
+    begun = b""
+
+    def is_over(seconds: float, watch: Callable[[int], None]) -> bool:
+        nonlocal begun
         readable, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(readable) and not sys.stdin.buffer.read1(1)
+        said = os.read(sys.stdin.fileno(), 4096) if readable else b""
+        *lines, begun = (begun + said).split(b"\n")
+        for line in lines:
+            watch(int(line))
+        return bool(readable) and not said
 
     run_sampler(options.path, pid=options.pid, target=options.target, period_seconds=options.period_seconds, is_over=is_over)
 
