@@ -156,7 +156,8 @@ def test_lists_as_text_and_json(shelf, capsys):
     assert main(["list", "methods", "--tags", "toy, toy-good"]) == 0
     assert re.findall(r"^toy\S+", capsys.readouterr().out, re.MULTILINE) == ["toy-good"]
     assert main(["list", "models", "--tags", "no-such-tag"]) == 0 and capsys.readouterr().out == "no models with tags no-such-tag\n"
-    expected = {"models": "resnet50", "workflows": "vramlab run workflow small", "devices": "v100-32gb", "claims": "delta-bs-r50"}
+    expected = {"models": "resnet50", "workflows": "vramlab run workflow small", "devices": "v100-32gb", "claims": "DELTA (released code)",
+                "keys": "measure.steps"}
     for what, word in expected.items():
         assert main(["list", what]) == 0 and word in capsys.readouterr().out
     assert main(["list", "runs"]) == 0 and capsys.readouterr().out == "no runs\n"
@@ -176,7 +177,15 @@ def test_show(shelf, capsys):
     assert "threshold: float, default 1, at least 0, at most 8: when to do it" in shown and "source_sha256" in shown
     assert main(["show", "method", "toy-good", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["source_sha256"] == Library([shelf]).method("toy-good").sha256
-    assert main(["show", "method", "delta", "--collection", str(ROOT)]) == 0 and "Yu Tang, Chenyu Wang, " in capsys.readouterr().out
+    assert main(["show", "method", "delta", "--collection", str(ROOT)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line[0] != " "][:5] == ["name", "title", "paper", "decides", "kind"]
+    assert lines[2].split()[1:6] == ["Yu", "Tang,", "Chenyu", "Wang,", "Yufan"]
+    assert (lines[-7], lines[-6]) == ("bibtex", "  @article{tang2022delta,")
+    assert max(map(len, lines[:-7])) <= 120 and any(line.startswith("takes a budget  yes") for line in lines)
+    whole = " ".join(" ".join(lines).split())
+    assert "swapped storages are prefetched." in whole and "swapping is the better" not in whole
+    assert main(["show", "method", "replay"]) == 0 and "\npaper           none: " in capsys.readouterr().out
     assert main(["show", "claim", "delta-bs-r50", "--json"]) == 0 and json.loads(capsys.readouterr().out)["value"] == 2.04
     assert main(["show", "device", "v100-32gb", "--json"]) == 0 and json.loads(capsys.readouterr().out)["memory_bytes"] == 32 * 2**30
     assert main(["show", "model", "toy", "--json"]) == 0 and json.loads(capsys.readouterr().out)["family"] == "toy"
@@ -258,10 +267,18 @@ def test_an_interrupt_says_how_to_go_on(shelf, capsys, monkeypatch):
 def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):
     words = ["plan", "step", "--model", "toy", "--batch", "4", "--method", "toy-good"]
     assert main([*words, "--budget", "60%", "model.classes=3", "--json"]) == 0
-    config = json.loads(capsys.readouterr().out)["config"]
+    body = json.loads(capsys.readouterr().out)
+    config, assumed = body["config"], "no --device was given: sim:v100-32gb is assumed"
     assert (config["target"], config["budget"], config["model_options"]["classes"]) == ("sim:v100-32gb", "60%", 3)
+    assert body["assumed"] == {"device": assumed}
     assert main([*words, "--budget", "60%"]) == 0
-    assert "all *simulated* on sim:v100-32gb:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "all *simulated* on sim:v100-32gb:" in out and f"\n  classes 10, image_size 32, optimizer sgd\n  {assumed}\n" in out
+    assert main([*words, "--budget", "60%", "--device", "sim:h100"]) == 0
+    out = capsys.readouterr().out
+    assert "all *simulated* on sim:h100:" in out and "assumed" not in out
+    assert main([*words, "--budget", "60%", "--device", "sim:v100-32gb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["assumed"] == {}
     assert list(workflows._room("sim:v100-32gb", 32 * 2**30)) == [("device's memory", "32.00 GiB: the peak fits")]
     assert list(workflows._room("sim:v100-32gb", 32 * 2**30 + 1)) == [
         ("device's memory", "32.00 GiB: the peak does not fit, so this step cannot run there")]

@@ -10,6 +10,7 @@ import pytest
 from hand_made import CLAIMS, full_grid, measured_step, simulated_step, write_run
 
 from vramlab.cli import main
+from vramlab.cli.claim_tables import claim_lines
 from vramlab.report.claims import load_claims
 from vramlab.report.standing import standings, tally
 from vramlab.runs import load_run
@@ -89,7 +90,7 @@ def test_the_tally_by_hand(tmp_path):
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command(tmp_path, capsys, as_json):
     write_run(tmp_path / "hand-made" / "run", full_grid(), claims=CLAIMS)
-    assert main(["list", "claims", "--output-dir", str(tmp_path), *(["--json"] if as_json else [])]) == 0
+    assert main(["list", "claims", "--all", "--output-dir", str(tmp_path), *(["--json"] if as_json else [])]) == 0
     said = capsys.readouterr().out
     if as_json:
         assert next(row for row in json.loads(said) if row["id"] == "delta-mem-save")["verdict"] == "reproduced"
@@ -97,3 +98,53 @@ def test_the_command(tmp_path, capsys, as_json):
         line = next(line for line in said.splitlines() if line.startswith("delta-bs-r50 "))
         assert "2.04 x" in line and "reproduced, by simulation" in line and "/record.json and 1 more" in line
         assert said.splitlines()[-1].endswith("recalled, not counted") and "no run here yet" in said
+
+
+def claim(name: str, system: str, **changes) -> dict:
+    """A row of `list claims` without a run."""
+    return {"id": name, "system": system, "model": "m", "metric": "memory", "value": "2 x", "state": "no run here yet", "obtained": None,
+            "verdict": None, "basis": None, "counts": True, "confidence": "read", "evidence": [], **changes}
+
+
+LONG = "memory that is held by a step " * 3
+ROWS = [
+    claim("a1", "A", verdict="reproduced", basis="measured", state="reproduced", obtained="2.1 x", metric=LONG.strip(), evidence=["p"]),
+    claim("a2", "A", verdict="reproduced", basis="simulated", state="reproduced, by simulation", obtained="1.9 x", evidence=["r"]),
+    claim("a3", "A", verdict="not testable here", state="not testable here", evidence=["no GPU"]),
+    claim("b1", "B"), claim("b2", "B", counts=False, state="no run here yet; recalled, not counted"),
+]
+
+
+def test_the_summary_is_a_line_a_paper_and_the_claims_that_a_run_settled():
+    lines = list(claim_lines(ROWS, shows_all=False, is_terminal=False))
+    assert [line.split() for line in lines[0].splitlines()[2:]] == [["A", "3", "2", "(1", "simulated)", "1"], ["B", "2", "1", "1"]]
+    header, _, a, b = lines[0].splitlines()
+    for paper, column, figure in ((a, "not testable here", "1"), (b, "no run here yet", "1"), (b, "recalled only", "1")):
+        assert paper[:header.index(column) + len(column)].endswith(figure), (paper, column)
+    assert [line.split()[0] for line in lines[2].splitlines()[2:]] == ["a1", "a2"]
+    assert lines[-1] == "vramlab list claims --all shows all 5, and why those without a verdict have none"
+    whole = list(claim_lines(ROWS, shows_all=True, is_terminal=False))
+    assert [line.split()[0] for line in whole[0].splitlines()[2:]] == ["a1", "a2", "a3", "b1", "b2"] and "no GPU" in whole[0]
+    assert whole[-1] == lines[-2] == (
+        "4 claims: 2 reproduced (1 by simulation), 1 not testable here and 1 with no run here yet; 1 recalled, not counted")
+
+
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_only_a_terminal_cuts_words(shows_all):
+    for is_terminal in (True, False):
+        text = "\n".join(claim_lines(ROWS, shows_all=shows_all, is_terminal=is_terminal))
+        assert (" ..." in text) is is_terminal and (LONG.strip() in text) is not is_terminal
+
+
+def test_without_a_verdict_the_summary_says_where_to_begin():
+    text = "\n".join(claim_lines(ROWS[2:], shows_all=False, is_terminal=False))
+    assert "no claim has a verdict yet: `list workflows`" in text and "no GPU" not in text
+
+
+@pytest.mark.parametrize(("value", "unit", "words"), [
+    (12025908428.8, "bytes/s", "12.03 GB/s"), (0.2181, "dimensionless (units bug)", "0.2181"), (2189.437, "MB", "2189.437 MB"),
+    (2.0, "x", "2 x"), ([40, 70], "percent", "40 to 70 %"), (4901.81, "MB", "4901.81 MB"), ("better", "text", "better"),
+    (True, "boolean", "yes"),
+])
+def test_a_value_is_told_as_the_paper_states_it(value, unit, words):
+    assert replace(KNOWN["delta-bs-r50"], value=value, unit=unit).in_words == words

@@ -52,6 +52,8 @@ DataDir = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help=
                                                                               "else ./vramlab-server.")]
 DatabaseUrl = Annotated[str | None, typer.Option("--database", metavar="URL", help="postgresql://user:password@host/name; else "
                                                                                   "VRAMLAB_SERVER_DATABASE_URL, else SQLite in DIR.")]
+SimulatedUnlessGiven = Annotated[str | None, typer.Option(
+    "--device", metavar="cpu|cuda:0|sim:NAME", help="Without it sim:v100-32gb is assumed, and said.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, WORKFLOW/RUN, the start of its id, or a workflow's name.")]
 
 _run = _group("run", "Run a workflow.")
@@ -112,12 +114,13 @@ def list_(
     tags: Annotated[str | None, typer.Option("--tags", metavar="T[,T]", help="Only what carries all of these tags.")] = None,
     collection: Collections = None,
     output_dir: Results = Path("results"),
+    shows_all: Annotated[bool, typer.Option("--all", help="Of claims every one, not only those with a verdict.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List models, methods, workflows, the keys of a workflow file, devices, claims or runs."""
     from vramlab.cli.shelves import list_shelf
 
-    raise typer.Exit(list_shelf(what, tags.split(",") if tags else [], collection or [], output_dir, as_json=as_json))
+    raise typer.Exit(list_shelf(what, tags.split(",") if tags else [], collection or [], output_dir, shows_all=shows_all, as_json=as_json))
 
 
 @app.command("show")
@@ -140,7 +143,7 @@ def plan_step(
     method: Annotated[str, typer.Option("--method", metavar="NAME")],
     overrides: Overrides = None,
     budget: Annotated[str | None, typer.Option("--budget", metavar="60%|6GiB|auto")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="cpu|cuda:0|sim:NAME")] = "sim:v100-32gb",
+    device: SimulatedUnlessGiven = None,
     save_schedule: Annotated[Path | None, typer.Option(
         "--save-schedule", metavar="FILE", help="Keep the schedule; the method schedule-file runs it.")] = None,
     collection: Collections = None,
@@ -162,7 +165,8 @@ def train_dqn(
     model: Annotated[str, typer.Option("--model", metavar="NAME")],
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 32,
     budgets: Annotated[str | None, typer.Option("--budgets", metavar="80%,60%", help="Budgets to learn on, else random.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="sim:NAME", help="Whose op and copy times count.")] = "sim:v100-32gb",
+    device: Annotated[str | None, typer.Option(
+        "--device", metavar="sim:NAME", help="Whose op and copy times count; sim:v100-32gb without it.", show_default=False)] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Decisions to learn from; instead of --minutes.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop after so long; 10 without either.")] = None,
     network: Annotated[str, typer.Option("--network", metavar="graph|mlp", help="Message passing over the tape, or none.")] = "graph",

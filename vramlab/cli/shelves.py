@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Callable, Mapping, Sequence
 
+from vramlab.cli.claim_tables import claim_lines
 from vramlab.cli.words import command, print_json, table
 from vramlab.collection import Library, Method, Model, Option, find_collections
 from vramlab.device import profile_names
 from vramlab.errors import WorkflowError
 from vramlab.report.claims import load_claims
-from vramlab.report.standing import standings, tally
+from vramlab.report.standing import standings
 from vramlab.report.words import bytes_in_words, join_words
 from vramlab.run_folder import find_runs, is_done, unreadable_runs
 from vramlab.runs import load_run
@@ -22,11 +24,16 @@ from vramlab.this_machine import THIS, is_calibrated, known_profiles, open_profi
 from vramlab.yaml_nodes import offer, one_of, plain, read_yaml
 
 Rows = list[dict[str, Any]]
-_WIDEST = 40  # characters of a column in the table of claims; --json has everything
+_HEADINGS = {"takes_budget": "takes a budget"}  # what --json names by a key
+# How a method is told: what it is first, then how it is used, then what it is not, then what names it.
+_OF_METHOD = ("name", "title", "paper", "decides", "kind", "takes_budget", "options", "needs", "deviations", "fidelity", "exemptions",
+              "claims", "tags", "alias", "version", "uid", "folder", "source_sha256", "bibtex")
+_WIDTH = 120  # columns, where there is no terminal to ask
 
 
-def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: Path, *, as_json: bool) -> int:
-    """Print what there is. Exit code 2 when a card cannot be read: its problems are on stderr, the others are listed."""
+def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: Path, *, shows_all: bool = False, as_json: bool) -> int:
+    """Print what there is; of claims a summary unless all are asked for. Exit code 2 when a card cannot be read: its problems are on
+    stderr, the others are listed."""
     _require(what, _LISTS)
     problems: list[str] = []
     rows = _LISTS[what](Library(find_collections(extra)), results, problems)
@@ -35,10 +42,10 @@ def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: P
     if as_json:
         print_json(rows)
     elif rows and what == "claims":
-        print("\n".join(_claim_lines(rows)))
+        print("\n".join(claim_lines(rows, shows_all=shows_all, is_terminal=sys.stdout.isatty())))
     elif rows:
-        columns = list(rows[0])
-        print(table(columns, [[_in_words(row[column]) for column in columns] for row in rows]))
+        told = [[_in_words(value) for value in row.values()] for row in rows]
+        print(table([_HEADINGS.get(column, column) for column in rows[0]], told))
     else:
         print(f"no {what}" + (f" with tags {join_words(sorted(wanted))}" if wanted else ""))
     for problem in problems:
@@ -53,8 +60,17 @@ def show_item(what: str, name: str, extra: Sequence[Path], *, as_json: bool) -> 
     if as_json:
         print_json(body)
     else:
-        print("\n".join(_lines(body)))
+        print("\n".join(_lines(_method_in_words(body) if what == "method" else body)))
     return 0
+
+
+def _method_in_words(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Its paper in one line, its BibTeX last."""
+    paper = body["paper"]
+    cited = paper and (f"{join_words(paper['authors'])}: {paper['title']}. {paper['venue']} {paper['year']}"
+                       + "".join(f", {paper[key]}" for key in ("doi", "url") if paper[key]))
+    whole = {**body, "paper": cited or "none: a baseline, a tool or PyTorch's own", "bibtex": paper and paper["bibtex"]}
+    return {key: whole[key] for key in _OF_METHOD}
 
 
 def _require(what: str, known: Mapping[str, Any]) -> None:
@@ -129,23 +145,6 @@ def _claims(library: Library, results: Path, problems: list[str]) -> Rows:
     return [standing.to_json() for standing in standings(runs, load_claims(library.report_files("claims.yaml")))]
 
 
-def _claim_lines(rows: Rows) -> list[str]:
-    """The table of claims and what it comes to; of several records the first, and of long words their beginning."""
-    columns = ("id", "model", "metric", "value", "obtained", "state", "evidence")
-
-    def cell(name: str, value: Any) -> str:
-        if name == "evidence":
-            return _in_words(value[:1]) + (f" and {len(value) - 1} more" if len(value) > 1 else "")
-        return _in_words(value)
-
-    def told(row: Mapping[str, Any]) -> list[str]:
-        words = {name: cell(name, row[name]) for name in columns}
-        whole = "id", "state", *(["evidence"] if row["basis"] else [])  # a path is told whole, a reason from its beginning
-        return [text if name in whole else shorten(text, _WIDEST, placeholder=" ...") for name, text in words.items()]
-
-    return [table(columns, map(told, rows)), "", tally(rows)]
-
-
 def _runs(library: Library, results: Path, problems: list[str]) -> Rows:
     rows: Rows = [{"run": run.name, "started": None, "cells": None, "done": None, "outcomes": f"unreadable: {why}", "overrides": []}
                   for run, why in unreadable_runs(results)]
@@ -197,22 +196,31 @@ _SHOWS: Mapping[str, Callable[[Library, str], dict[str, Any]]] = {
 
 
 def _lines(body: Mapping[str, Any], indent: str = "") -> list[str]:
-    """A mapping as aligned `key  value` lines; nested ones below their key, empty ones left out."""
+    """A mapping as aligned `key  value` lines; nested ones below their key, empty ones left out. Long lines go on below their beginning."""
     lines = []
-    width = max((len(key) for key, value in body.items() if not isinstance(value, dict)), default=0)
+    names = {key: _HEADINGS.get(key, key) for key in body}
+    width = max((len(names[key]) for key, value in body.items() if not isinstance(value, dict)), default=0)
     for key, value in body.items():
         if value in (None, "", [], {}):
             continue
         if key == "options" and isinstance(value, dict):
-            lines += [f"{indent}options", *(f"{indent}  {name}: {_option(option)}" for name, option in value.items())]
+            lines += [f"{indent}options", *(line for name, option in value.items()
+                                            for line in _folded(f"{indent}  {name}: {_option(option)}", len(indent) + 6))]
         elif isinstance(value, dict):
-            lines += [f"{indent}{key}", *_lines(value, indent + "  ")]
-        elif key in ("deviations", "bibtex"):
-            entries = value if isinstance(value, list) else value.splitlines()
-            lines += [f"{indent}{key}", *(f"{indent}  {'- ' if isinstance(value, list) else ''}{entry}" for entry in entries)]
+            lines += [f"{indent}{names[key]}", *_lines(value, indent + "  ")]
+        elif key == "bibtex":
+            lines += [f"{indent}{key}", *(f"{indent}  {entry}" for entry in value.splitlines())]
+        elif key == "deviations":
+            lines += [f"{indent}{key}", *(line for entry in value for line in _folded(f"{indent}  - {entry}", len(indent) + 4))]
         else:
-            lines.append(f"{indent}{key:<{width}}  {_in_words(value)}")
+            lines += _folded(f"{indent}{names[key]:<{width}}  {_in_words(value)}", len(indent) + width + 2)
     return lines
+
+
+def _folded(line: str, indent: int) -> list[str]:
+    """A line at the width of the terminal, else at a width that reads well; words are never cut."""
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
+    return textwrap.wrap(line, max(width, indent + 20), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _option(declared: Mapping[str, Any]) -> str:

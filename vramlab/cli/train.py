@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vramlab.cli.words import command
+from vramlab.cli.words import command, device_or_assumed
 from vramlab.collection import Library, find_collections
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
@@ -29,9 +29,12 @@ DEFAULT_MINUTES = 10.0
 DECISIONS_A_MINUTE = 4_000
 
 
-def train_dqn(model: str, batch: int, budgets: str | None, device: str, steps: int | None, minutes: float | None, network: str, seed: int,
-              output: Path | None, extra: Sequence[Path]) -> int:
+def train_dqn(model: str, batch: int, budgets: str | None, device: str | None, steps: int | None, minutes: float | None, network: str,
+              seed: int, output: Path | None, extra: Sequence[Path]) -> int:
     """Train, or go on with a training that was interrupted. The exit code: 0, or 130 when interrupted."""
+    device, assumed = device_or_assumed(device)
+    if assumed:
+        print(f"note: {assumed}", file=sys.stderr)
     if not device.startswith("sim:"):
         raise WorkflowError(f"--device {device}: the agent learns on the simulator; write for example sim:v100-32gb")
     library = Library(find_collections(extra))
@@ -86,7 +89,7 @@ def _capture(library: Library, model: str, batch: int, device: str) -> Tape:
     """The step's tape with the device's op times, captured in a process of its own."""
     settings: dict[str, Any] = {"model": model, "batch_sizes": [batch], "methods": ["replay"], "targets": ["auto"],
                                 "measure": {"time": False, "peak": False}}
-    plan = single_cell(library, settings, (), detect_host(device))
+    plan = single_cell(library, settings, (), detect_host(device), {"model": "--model", "batch_sizes": "--batch"})
     with tempfile.TemporaryDirectory(prefix="train-") as folder:
         spec = {"config": plan.cells[0].config, "workflow": {"name": "train"}, "collections": [str(root) for root in library.roots],
                 "run_dir": folder}

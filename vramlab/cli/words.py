@@ -9,6 +9,14 @@ import sys
 from typing import Any, Iterable, Sequence
 
 
+ASSUMED_DEVICE = "sim:v100-32gb"
+
+
+def device_or_assumed(device: str | None) -> tuple[str, str]:
+    """The device, and what to say where none was given: `no --device was given: sim:v100-32gb is assumed`."""
+    return (device, "") if device else (ASSUMED_DEVICE, f"no --device was given: {ASSUMED_DEVICE} is assumed")
+
+
 def command(*words: str) -> str:
     """A command as the user would type it: `./run workflow x` after `./run`, else `vramlab run workflow x`."""
     program = os.environ.get("VRAMLAB_PROG")

@@ -8,10 +8,10 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
-from vramlab.cli.words import command, duration, print_json, table
+from vramlab.cli.words import command, device_or_assumed, duration, print_json, table
 from vramlab.collection import Library, find_collections
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
@@ -207,9 +207,10 @@ def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_j
 _OPTIONS = {"model": "--model", "batch_sizes": "--batch", "methods": "--method", "budgets": "--budget", "targets": "--device"}
 
 
-def plan_one_step(model: str, batch: int, method: str, budget: str | None, device: str, overrides: Sequence[str],
+def plan_one_step(model: str, batch: int, method: str, budget: str | None, device: str | None, overrides: Sequence[str],
                   extra: Sequence[Path], save_schedule: Path | None = None, *, as_json: bool) -> int:
-    """One cell, run in a folder that is thrown away; what is predicted for it. Its schedule is kept where that is asked for.
+    """One cell, run in a folder that is thrown away; what is predicted for it, and what was assumed of the device. Its schedule is kept
+    where that is asked for.
 
     Exit code 1 when there is no plan: unlike a workflow, which expects some of its budgets to be out of reach, this was asked for one.
     """
@@ -221,6 +222,7 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
     if budget is not None:
         settings["budgets"] = [budget]
         _print_notes([f"--budget {ABOVE_EAGER.format(budget)}"] if is_above_eager(budget) else [])
+    device, assumed = device_or_assumed(device)
     plan = single_cell(library, settings, overrides, detect_host(device), _OPTIONS)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=scratch()) as folder:
         result = Runner(plan, Path(folder), Silent()).run()
@@ -232,9 +234,9 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
     if record is None:
         raise EnvironmentUnable("the step was not planned: its cell left no record")
     if as_json:
-        print_json(record.to_json())
+        print_json(record.to_json() | {"assumed": {"device": assumed} if assumed else {}})
     else:
-        _print_prediction(record)
+        _print_prediction(record, assumed)
     return result.exit_code if record.outcome is Outcome.OK else 1
 
 
@@ -262,12 +264,13 @@ class Silent(PlainDisplay):
         pass
 
 
-def _print_prediction(record: RunRecord) -> None:
+def _print_prediction(record: RunRecord, assumed: str) -> None:
     config, predicted = record.config, record.predicted
     options = f" {json.dumps(config['options'])}" if config["options"] else ""
     outcome = "planned" if record.outcome is Outcome.OK else str(record.outcome).replace("_", " ")
     print(f"{config['model']} batch {config['batch_size']}, {config['method']}{options}: {outcome}"
           f"{f' ({record.message})' if record.message else ''}")
+    print(f"  {_of_step(config)}" + (f"\n  {assumed}" if assumed else ""))
     if record.outcome is not Outcome.OK:
         return
     if "predicted" in record.missing:
@@ -286,6 +289,12 @@ def _print_prediction(record: RunRecord) -> None:
     ]
     print(f"all *simulated* on {predicted.get('profile', config['target'])}:")
     print("\n".join(f"  {name:<19} {value}" for name, value in rows))
+
+
+def _of_step(config: Mapping[str, Any]) -> str:
+    """`image_size 224, classes 1000, sgd`: what the step is of where nothing else was asked for."""
+    options = [f"{name} {value}" for name, value in config["model_options"].items() if value is not None]
+    return ", ".join([*options, f"optimizer {config['training']['optimizer']}"])
 
 
 def _room(target: str, peak_bytes: int | None) -> Iterator[tuple[str, str]]:

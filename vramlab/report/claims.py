@@ -87,9 +87,11 @@ class PaperClaim:
         """`40 to 70 %`, `2.04 x`, `comparable`."""
         if isinstance(self.value, bool):
             return "yes" if self.value else "no"
-        unit = {"percent": "%", "text": "", "boolean": ""}.get(self.unit, self.unit)
+        unit = {"percent": "%", "text": "", "boolean": "", "bytes/s": "GB/s"}.get(self.unit, self.unit)
+        size, digits = (1e9, 4) if self.unit == "bytes/s" else (1, 12)  # as it is stated, but for a rate in single bytes
         values = self.value if isinstance(self.value, list) else [self.value]
-        return f"{' to '.join(f'{v:g}' if isinstance(v, int | float) else str(v) for v in values)} {unit}".strip()
+        told = (f"{v / size:.{digits}g}" if isinstance(v, int | float) else str(v) for v in values)
+        return f"{' to '.join(told)} {'' if unit.startswith('dimensionless') else unit}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
