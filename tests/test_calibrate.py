@@ -73,7 +73,7 @@ def test_a_gpus_link_and_its_pinned_memory():
 
 def test_what_was_measured_is_this():
     assert not is_calibrated() and known_profiles()[-1] == "this"
-    with pytest.raises(EnvironmentUnable, match="vramlab calibrate"):
+    with pytest.raises(EnvironmentUnable, match="run `calibrate`"):
         open_profile("this")
     keep_calibration(calibration())
     assert is_calibrated() and open_profile("this") == calibration().profile

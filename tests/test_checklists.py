@@ -111,6 +111,20 @@ def one(tmp_path, records, key, **plan):
     return answers(evidence_of(write_run(tmp_path / "run", records, **{"claims": CLAIMS} | plan)))[key]
 
 
+def test_files_that_are_packed_are_told_beside_no_binary(tmp_path):
+    folder, key = write_run(tmp_path / "run", [measured_step("eager", 1000)]), ("ctuning-ae", "AE-5")
+    for path in folder.rglob("*.gz"):
+        path.unlink()
+    told = answers(evidence_of(folder))[key]
+    assert told.value == "not applicable" and "it is JSON, CSV and text; vramlab is" in told.justification
+    for name in ("tape.json.gz", "schedule.json.gz", "telemetry.csv.gz"):
+        (folder / "cells" / name).write_bytes(b"")
+    assert "it is JSON, CSV and text, 3 files of it packed with gzip;" in answers(evidence_of(folder))[key].justification
+    (folder / "kernel.so").write_bytes(b"")
+    told = answers(evidence_of(folder))[key]
+    assert (told.value, told.justification) == ("filled", "kernel.so")
+
+
 def spoil(record, **measured):
     return replace(record, measured={**record.measured, **measured})
 

@@ -59,6 +59,14 @@ def test_the_printed_workflow_runs_the_printed_method(collection):
     assert [(cell.label, cell.config["budget"]) for cell in plan.cells] == [("eager", None), ("farthest", "80%"), ("farthest", "60%")]
 
 
+def test_the_pages_of_a_checkout_call_run_and_nothing_else():
+    """`vramlab COMMAND` is what an installed package has; docs/install.md says which is which."""
+    words = "run|new|list|show|check|plan|report|view|validate|doctor|calibrate|compare|cite|train"
+    called = re.compile(rf"\bvramlab (?:{words})\b|call vramlab")
+    assert called.search("`vramlab new method NAME`")
+    assert [called.findall((ROOT / page).read_text()) for page in ("README.md", "CONTRIBUTING.md", "artifact_appendix.md")] == [[], [], []]
+
+
 def test_pages_and_tests_that_the_page_names_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:tests|methods|vramlab|benchmarks|docs)/[\w./-]+\.(?:py|md|toml))`", text))

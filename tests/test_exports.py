@@ -39,6 +39,27 @@ def test_a_file_that_cannot_be_written_is_one_line_and_3(option, tmp_path, capsy
     assert OPTIONS[option][0] in told and len(told.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("words", "written"), [
+    (["--format", "csv"], OPTIONS["--csv"]), (["--format", "html"], []),
+    (["--format", "latex", "--csv"], [*OPTIONS["--csv"], *OPTIONS["--latex"]]),
+    (["--format", "csv", "--format", "pdf"], [*OPTIONS["--csv"], *OPTIONS["--pdf"]]), (["--format", "csv", "--csv"], OPTIONS["--csv"]),
+])
+def test_each_format_may_be_asked_for_by_either_word(words, written, tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [measured_step("eager", 1000)])
+    assert main(["report", "run", str(folder), *words]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(folder / name) for name in ("report.html", *written)]
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ("pfd", "--format 'pfd' is not allowed; did you mean 'pdf'? Allowed: html, pdf, latex, csv, ro-crate"),
+    ("word", "--format 'word' is not allowed; allowed: html, pdf, latex, csv, ro-crate"),
+])
+def test_a_format_that_is_none_is_refused_before_anything_is_written(wrong, said, tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [measured_step("eager", 1000)])
+    assert main(["report", "run", str(folder), "--csv", "--format", wrong]) == 2
+    assert capsys.readouterr().err == said + "\n" and not (folder / "cells.csv").exists() and not (folder / "report.html").exists()
+
+
 @pytest.mark.parametrize("records", [[], full_grid()[:3]], ids=["not begun", "torn"])
 def test_half_a_run_has_every_export(records, tmp_path, capsys):
     folder = write_run(tmp_path / "run", records)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from vramlab.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = "awk cat cksum cp df dirname find mkdir readlink rm sleep uname".split()
@@ -110,6 +116,38 @@ def test_later_uses_install_nothing_and_say_nothing(ready):
 
 def test_no_word_asks_for_help(ready):
     assert ready.run()[1].splitlines()[-1] == "<--help>"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+@pytest.mark.parametrize("shell", ["", *SHELLS])
+def test_help_makes_nothing_and_needs_no_python(checkout, words, shell):
+    status, out, err = checkout.run(*words, shell=shell)
+    assert (status, err) == (0, "") and out.startswith("Usage: ./run COMMAND") and not checkout.venv.exists()
+    assert checkout.run("doctor", shell=shell)[0] == 3, "another word does need one"
+
+
+def test_help_is_the_command_lines_where_it_is_installed(ready):
+    assert [ready.run(word)[1].splitlines()[-1] for word in ("--help", "-h", "help")] == ["<--help>"] * 3
+
+
+def commands_of(group: Any, above: str = "") -> Iterator[tuple[str, int]]:
+    """(command, how many arguments it needs) of the command line."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", sum(p.param_type_name == "argument" and p.required for p in command.params)
+
+
+def test_help_without_an_installation_names_the_commands_that_there_are(checkout):
+    """A command that is new, gone or renamed has its line in `usage` of ./run."""
+    told = re.findall(r"^  (\S.*?)(?:  +)(\S.*)$", checkout.run("--help")[1], re.MULTILINE)
+    known = dict(commands_of(typer.main.get_command(app)))
+    of_the_script = ("workflow", "tests", "clean")
+    names = {next((name for name in (*known, *of_the_script) if f"{usage} ".startswith(f"{name} ")), usage): usage for usage, _ in told}
+    assert set(names) == {*known, *of_the_script} and len(names) == len(told)
+    for name, needed in known.items():
+        assert len(re.sub(r"\[.*?\]", "", names[name].removeprefix(name)).split()) == needed, names[name]
 
 
 def test_hints_can_use_the_form_the_user_called(ready, tmp_path):

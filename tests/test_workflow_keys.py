@@ -43,7 +43,8 @@ def test_every_key_of_the_shipped_workflows_is_listed(name):
     ("schema", "(needed)", "1"), ("name", "(needed)", "text"), ("batch_sizes", "", "a list, each a whole number, at least 1"),
     ("training.optimizer", "sgd", "sgd, adam, adamw, none"), ("training.momentum", "", "a number, at least 0, less than 1"),
     ("measure.time", "true", "true or false"), ("measure.steps", "10", "a whole number, at least 1"),
-    ("budgets", "", "a list, each 60% of eager's peak, 6GiB, or auto"), ("methods", "", "a list, each a name or a mapping with the keys below"),
+    ("budgets", "", "a list, each 60% of eager's peak, 6GiB, or auto"),
+    ("methods", "", "a list, each a name or a mapping with the keys below"),
     ("claims[].experiment", "", "text or a list, each text"), ("search.low", "1", "a whole number, at least 1"),
 ])
 def test_what_is_said_of_a_key(key, default, allowed):

@@ -69,9 +69,9 @@ def read_calibration() -> Calibration:
     try:
         return Calibration.from_json(json.loads(_path().read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise EnvironmentUnable("this machine has not been measured: run `vramlab calibrate`, then sim:this stands for it") from None
+        raise EnvironmentUnable("this machine has not been measured: run `calibrate`, then sim:this stands for it") from None
     except (ValueError, KeyError, TypeError) as wrong:
-        raise EnvironmentUnable(f"{_path()} is damaged ({wrong}); run `vramlab calibrate` again") from None
+        raise EnvironmentUnable(f"{_path()} is damaged ({wrong}); run `calibrate` again") from None
 
 
 def keep_calibration(calibration: Calibration) -> None:

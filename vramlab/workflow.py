@@ -446,7 +446,7 @@ def _why_not(experiment: CompleteExperiment, target: str, host: Host) -> str | N
     if experiment.devices and not target.startswith("sim:"):
         return "several devices are simulated only; give it targets: [sim:NAME]"
     if target == f"sim:{THIS}" and not is_calibrated():
-        return "this machine has not been measured; `vramlab calibrate` does it"
+        return "this machine has not been measured; `calibrate` does it"
     if target.startswith("cuda:") and int(target[5:]) >= host.cuda_devices:
         return "this machine has no NVIDIA GPU" if not host.cuda_devices else f"this machine has {host.cuda_devices} NVIDIA GPU(s)"
     folder = (experiment.data or "").partition("imagefolder:")[2]

@@ -187,8 +187,10 @@ def report_run(
     latex: Annotated[bool, typer.Option(
         "--latex", help="appendix.tex too, the artifact appendix with tables, for \\input; report.tex compiles it alone.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="cells.csv too, a row a cell, and a file that says what each column is.")] = False,
-    kind: Annotated[str, typer.Option(
-        "--format", metavar="html|ro-crate", help="ro-crate: ro-crate-metadata.json too; the folder is then an RO-Crate 1.1.")] = "html",
+    kinds: Annotated[list[str] | None, typer.Option(
+        "--format", metavar="html|pdf|latex|csv|ro-crate", show_default=False,
+        help="pdf, latex and csv as the options above; ro-crate: ro-crate-metadata.json too, the folder is then an RO-Crate 1.1. "
+             "May be repeated.")] = None,
     output_dir: Results = Path("results"),
     collection: Collections = None,
 ) -> None:
@@ -198,7 +200,8 @@ def report_run(
     """
     from vramlab.cli.reports import report
 
-    raise typer.Exit(report(runs, output_dir, collection or [], kind=kind, pdf=pdf, latex=latex, csv=csv))
+    flags = {"pdf": pdf, "latex": latex, "csv": csv}
+    raise typer.Exit(report(runs, output_dir, collection or [], [*(kinds or []), *(name for name, is_set in flags.items() if is_set)]))
 
 
 @app.command("view")

@@ -10,35 +10,35 @@ from typing import Sequence
 from vramlab.collection import Library, find_collections
 from vramlab.errors import WorkflowError
 from vramlab.run_folder import resolve_run
-from vramlab.yaml_nodes import nearest, one_of
+from vramlab.yaml_nodes import offer
 
-FORMATS = ("html", "ro-crate")
+FORMATS = ("html", "pdf", "latex", "csv", "ro-crate")
 
 
-def report(runs: Sequence[str], results: Path, extra: Sequence[Path], *, kind: str = "html", pdf: bool = False, latex: bool = False,
-           csv: bool = False) -> int:
-    """Write report.html of each run, and what else is asked for, and print the paths."""
-    if kind not in FORMATS:
-        raise WorkflowError(f"--format {kind}: there is {one_of(FORMATS)}{nearest(kind, FORMATS)}")
+def report(runs: Sequence[str], results: Path, extra: Sequence[Path], kinds: Sequence[str] = ()) -> int:
+    """Write report.html of each run, and what else is asked for, and print the paths. WorkflowError for a format that is none."""
+    for kind in kinds:
+        if kind not in FORMATS:
+            raise WorkflowError(f"--format {kind!r} is not allowed{offer(kind, FORMATS)}")
     folders = [resolve_run(name, results).folder for name in runs]  # all of them first: a wrong name leaves nothing half done
     from vramlab.report import render
 
     collections = tuple(extra)
     for folder in folders:
         print(render(folder, collections))
-        if csv:
+        if "csv" in kinds:
             from vramlab.report.cells_csv import write_cells
 
             print(*write_cells(folder), sep="\n")
-        if pdf:
+        if "pdf" in kinds:
             from vramlab.report.pdf import write_pdf
 
             print(write_pdf(folder, Library(find_collections(collections))))
-        if latex:
+        if "latex" in kinds:
             from vramlab.report.latex import write_latex
 
             print(*write_latex(folder, Library(find_collections(collections))), sep="\n")
-        if kind == "ro-crate":
+        if "ro-crate" in kinds:
             from vramlab.report.crate import write_crate
 
             print(write_crate(folder, Library(find_collections(collections))))

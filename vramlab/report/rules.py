@@ -53,8 +53,10 @@ def no_binaries(e: Evidence) -> Answer | Open:
     binaries = [p.name for p in e.files if p.suffix in (".whl", ".so", ".exe", ".bin", ".dll")]
     if binaries:
         return Answer("filled", join_words(binaries), (RUN_LINK,))
+    packed = sum(p.suffix == ".gz" for p in e.files)
+    told = f", {count_of(packed, 'file')} of it packed with gzip" if packed else ""
     return Answer("not applicable", evidence=(RUN_LINK,),
-                  justification="the run's folder holds no binary: JSON, CSV and text only; vramlab is Python source")
+                  justification=f"nothing in the run's folder is to be executed: it is JSON, CSV and text{told}; vramlab is Python source")
 
 
 def needs_no_download(fact: Callable[[Evidence], Fact]) -> Rule:
