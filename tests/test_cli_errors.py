@@ -85,6 +85,18 @@ def test_what_reading_the_method_does_not_show(file, old, new, said, tmp_path, m
     assert said in capsys.readouterr().out
 
 
+def test_a_method_may_be_named_by_its_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = spoiled(tmp_path / "mine", "bad", "needs: []", "needs: [backwards]", "card.yaml")
+    for word in ("mine/methods/bad", "mine/methods/bad/", str(folder)):
+        assert checks.check_one_method(word, [], as_json=False) == 1
+        assert "need 'backwards' is unknown" in capsys.readouterr().out
+    assert main(["check", "method", "bad"]) == 2 and "there is no method 'bad'" in capsys.readouterr().err
+    assert main(["check", "method", "mine/methods/worse"]) == 2 and "no method 'mine/methods/worse'" in capsys.readouterr().err
+    folder.rename(tmp_path / "bad")
+    assert main(["check", "method", "./bad"]) == 2 and "not in a folder methods/" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["--budgets", "0%"], "--budgets 0%: '0%' is no share"), (["--device", "sim:k40"], "there is no such profile"),
     (["--network", "gnn"], "no network 'gnn'; there are graph, mlp"), (["--budgets", "1%"], "out of reach"),

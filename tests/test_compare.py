@@ -94,13 +94,23 @@ def test_the_command(tmp_path, capsys):
     b = write_run(tmp_path / "w" / "bb", [measured_step("delta", 660, budget="60%")])
     assert main(["compare", "run", str(a), str(b)]) == 1
     said = capsys.readouterr().out
-    assert "600.0 MiB  660.0 MiB  1.100  worse" in said and "1 figure worse in B by more than 5.0%" in said
+    assert "600.0 MiB  660.0 MiB  1.100  worse" in said and "1 figure worse in B by more than 5 %, beyond" in said
+    assert [line.split()[:2] for line in said.splitlines()[2:4]] == [["A", str(a)], ["B", str(b)]]
     assert main(["compare", "run", "aa", "bb", "--threshold", "0.2", "--output-dir", str(tmp_path)]) == 0
     capsys.readouterr()
     assert main(["compare", "run", str(b), str(a), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["has_regressed"] is False and body["pairs"][0]["differences"][2]["second"] == 600 * MIB
     assert main(["compare", "run", str(a), "none", "--output-dir", str(tmp_path)]) == 2
+    assert "same run" not in capsys.readouterr().err
+    assert main(["compare", "run", str(a), "aa", "--output-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "note: A and B are the same run, w/aa\n"
+
+
+def test_eager_against_itself_is_no_figure_of_a_run(held):
+    """Its ratio, of one run of it over another, says how noisy a run was: a worse one is no regression."""
+    found = held([measured_step("eager", 1000, ratio=1.0)], [measured_step("eager", 1000, ratio=1.5)])
+    assert set(figures(found)) == {"outcome", "truth", "peak bytes"} and not found.has_regressed
 
 
 def test_runs_without_a_cell_in_common_are_refused(tmp_path, capsys):

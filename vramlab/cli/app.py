@@ -283,7 +283,11 @@ def cite(run: RunName, output_dir: Results = Path("results"), collection: Collec
 
 
 @_check.command("method")
-def check_method(name: Annotated[str, typer.Argument(metavar="NAME")], collection: Collections = None, as_json: AsJson = False) -> None:
+def check_method(
+    name: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A method's name, or its folder COLLECTION/methods/NAME.")],
+    collection: Collections = None,
+    as_json: AsJson = False,
+) -> None:
     """Check a method: its card, imports, options, the contract on toy tapes, and three steps against eager PyTorch.
 
     Exit code 0: all is well; 1: a check failed; 2: there is no such method, or its card is wrong.

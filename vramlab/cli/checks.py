@@ -35,8 +35,10 @@ _REFUSED = frozenset({Outcome.PLAN_INFEASIBLE, Outcome.UNSUPPORTED})
 
 
 def check_one_method(name: str, extra: Sequence[Path], *, as_json: bool) -> int:
-    """Print every check of a method; exit code 1 when one fails. WorkflowError (exit code 2) when there is none or its card is wrong."""
-    library = open_library(extra)
+    """Print every check of a method, which is named, or given by its folder; exit code 1 when one fails. WorkflowError (exit code 2) when
+    there is none or its card is wrong."""
+    name, collection = _named_or_at(name)
+    library = open_library([*extra, *collection])
     method = library.method(name)
     checks = [_check_claims(library, method), *_apart("check_folder", method, PLANS_SECONDS)]
     if not any(check.faults for check in checks) and not method.card.required:
@@ -48,6 +50,17 @@ def check_one_method(name: str, extra: Sequence[Path], *, as_json: bool) -> int:
         print("\n".join(f"{'ok  ' if not check.faults else 'FAIL'}  {check.what}" + "".join(f"\n        {fault}" for fault in check.faults)
                         for check in checks))
     return 1 if any(check.faults for check in checks) else 0
+
+
+def _named_or_at(text: str) -> tuple[str, list[Path]]:
+    """A method's name, and the collection that it lies in where its folder was given."""
+    folder = Path(text)
+    if not (folder / "card.yaml").is_file() or "/" not in f"{text}{'/' if text in ('.', '..') else ''}":
+        return text, []
+    folder = folder.resolve()
+    if folder.parent.name != "methods":
+        raise WorkflowError(f"{text} is not in a folder methods/: a collection holds its methods as COLLECTION/methods/NAME")
+    return folder.name, [folder.parent.parent]
 
 
 def _check_claims(library: Library, method: Method) -> Check:

@@ -22,13 +22,17 @@ def compare_two(first: str, second: str, threshold: float, results: Path, *, as_
     """Print what differs between two runs; exit code 1 when the second has regressed."""
     from vramlab.report.compare import compare
 
-    found = compare(resolve_run(first, results), resolve_run(second, results), threshold=threshold)
+    runs = resolve_run(first, results), resolve_run(second, results)
+    if runs[0].folder.resolve() == runs[1].folder.resolve():
+        print(f"note: A and B are the same run, {runs[0].name}", file=sys.stderr)
+    found = compare(*runs, threshold=threshold)
     if not found.pairs:
         raise WorkflowError(f"no cell has a record in both {first} and {second}: there is nothing to compare")
     if as_json:
-        print_json(asdict(found) | {"has_regressed": found.has_regressed})
+        print_json(asdict(found) | {"has_regressed": found.has_regressed, "runs": [str(run.folder) for run in runs]})
     else:
-        print("\n".join(_compared(found, threshold)))
+        print("\n".join([table(("", "run", "started"), [(name, run.folder, run.plan["started"]) for name, run in zip("AB", runs)]), "",
+                         *_compared(found, threshold)]))
     return 1 if found.has_regressed else 0
 
 
@@ -42,7 +46,7 @@ def _compared(found: Comparison, threshold: float) -> Iterator[str]:
         for config in configs:
             yield f"only in {run}: {name_of(config)}"
     worse = sum(len(pair.regressions) for pair in found.pairs)
-    told = f"{count_of(worse, 'figure')} worse in B by more than {threshold:.1%}, beyond the noise"
+    told = f"{count_of(worse, 'figure')} worse in B by more than {100 * threshold:g} %, beyond the noise"
     yield f"\n{count_of(len(found.pairs), 'cell')} compared; {told}"
 
 

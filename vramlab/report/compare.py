@@ -136,7 +136,8 @@ def _numbers(first: RunRecord, second: RunRecord, threshold: float) -> Iterator[
     for figure, a, b, sign in found:
         if a is not None or b is not None:
             yield _number(figure, a, b, sign, threshold, is_told=a != b)
-    yield from _time(first.measured.get("ratio") or {}, second.measured.get("ratio") or {}, threshold)
+    if second.config.get("method") != "eager":  # its ratio is to itself: the noise of a run, no figure of it
+        yield from _time(first.measured.get("ratio") or {}, second.measured.get("ratio") or {}, threshold)
 
 
 def _number(figure: str, first: float | None, second: float | None, sign: int, threshold: float, *, is_told: bool) -> Difference:
