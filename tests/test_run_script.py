@@ -131,9 +131,11 @@ def test_help_is_the_command_lines_where_it_is_installed(ready):
 
 
 def commands_of(group: Any, above: str = "") -> Iterator[tuple[str, int]]:
-    """(command, how many arguments it needs) of the command line."""
+    """(command, how many arguments it needs) of the command line. A group that has groups in it is told in one line."""
     for name, command in group.commands.items():
-        if hasattr(command, "commands"):
+        if any(hasattr(inner, "commands") for inner in getattr(command, "commands", {}).values()):
+            yield f"{above}{name}", 1
+        elif hasattr(command, "commands"):
             yield from commands_of(command, f"{above}{name} ")
         else:
             yield f"{above}{name}", sum(p.param_type_name == "argument" and p.required for p in command.params)
