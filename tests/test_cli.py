@@ -21,7 +21,7 @@ import vramlab.cli.workflows as workflows
 from vramlab import doctor
 from vramlab.cli import main
 from vramlab.cli.progress import TimeLeft, summary
-from vramlab.cli.words import command, duration, table
+from vramlab.cli.words import command, duration, listed, table
 from vramlab.collection import Library
 from vramlab.doctor import State, TorchFacts, detect_host
 from vramlab.errors import EnvironmentUnable, WorkflowError
@@ -91,7 +91,11 @@ def test_help_imports_nothing_heavy(words):
     (["show", "model", "resnet5"], 2, "did you mean 'resnet50'?"),
     (["show", "device", "v100"], 2, "did you mean 'v100-16gb'?"),
     (["show", "claim", "delta-bs-r5"], 2, "did you mean 'delta-bs-r50'?"),
-    (["run", "workflow", "smok"], 2, "there is no workflow 'smok'"),
+    (["run", "workflow", "smok"], 2, "there is no workflow 'smok'; did you mean 'smoke'? There are all-methods, "),
+    (["report", "first"], 2, "No such command 'first'. Did you mean 'vramlab report run first'?"),
+    (["compare", "A", "B"], 2, "Did you mean 'vramlab compare run A'?"),
+    (["report", "rnu", "first"], 2, "No such command 'rnu'. Did you mean 'run'?"),
+    (["validate", "workflow", "smoke", "budgets=60%"], 2, "budgets: '60%' is not allowed; must be a list: [60%]"),
     (["run", "workflow", "smoke", "batch_size=[8]"], 2, "unknown key 'batch_size'; did you mean 'batch_sizes'? Allowed:"),
     (["validate", "workflow", "smoke", "budgets=[60]"], 2, "a plain number is bytes; a share of eager's peak is written 60%"),
     (["run", "workflow", "smoke", "--device", "gpu"], 2, "--device 'gpu' is not allowed; did you mean 'cpu'? Allowed: auto, cpu, "),
@@ -369,6 +373,12 @@ def test_time_left_of_a_grown_workflow_goes_by_its_other_runs(shelf, capsys):
     capsys.readouterr()
     assert main(["run", "workflow", "small", "budgets=[60%, 50%, 40%]", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["minutes_left"] == 4 * 2.5 / 60
+
+
+def test_a_list_in_an_option_has_each_word_once_and_says_so(capsys):
+    assert listed("--models", "a, b,,a,c,a") == ["a", "b", "c"]
+    assert capsys.readouterr().err == "note: --models: a stands here 3 times; it counts once\n"
+    assert listed("--models", "") == [] and listed("--models", "a,b") == ["a", "b"] and capsys.readouterr().err == ""
 
 
 def test_words():

@@ -683,6 +683,10 @@ def test_unknown_names_are_answered_with_the_nearest():
         vramlab.train_step(two_layers(), mean_square, (X,), method="dleta")
     with pytest.raises(WorkflowError, match="no option 'acton'.*did you mean 'action'"):
         vramlab.train_step(two_layers(), mean_square, (X,), method="delta", acton="swap-only")
+    with pytest.raises(WorkflowError, match="no argument 'bugdet'; did you mean 'budget'"):
+        vramlab.train_step(two_layers(), mean_square, (X,), method="delta", bugdet="60%")
+    with pytest.raises(WorkflowError, match="not options={"):
+        vramlab.train_step(two_layers(), mean_square, (X,), method="delta", options={"action": "swap-only"})
     with pytest.raises(WorkflowError, match="option action"):
         vramlab.train_step(two_layers(), mean_square, (X,), method="delta", action="swap")
 

@@ -200,7 +200,7 @@ measure:
     ({"model: toy\n": "model: {image_size: 8}\n"}, "4:8: model: key 'name' is missing"),
     ({"batch_sizes: [8]\n": ""}, "1:1: key 'batch_sizes' is missing"),
     ({"budgets: [60%]\n": ""}, "6:11: method 'delta' plans for a budget and none is given; write for example budgets: [60%]"),
-    ({"methods: [delta, eager]": "methods: delta"}, "6:10: methods: 'delta' is not allowed; must be a list"),
+    ({"methods: [delta, eager]": "methods: delta"}, "6:10: methods: 'delta' is not allowed; must be a list: [delta]"),
     ({"methods: [delta, eager]": "methods: []"}, "6:10: methods: [] is not allowed; must not be empty"),
     ({"model: toy": "model: words\ndata: digits"}, "5:7: data: 'digits' does not go with words, which reads tokens; allowed: synthetic"),
     ({"model: toy": "model: {name: toy, image_size: 7}"}, "4:32: image_size: 7 is not allowed; must be at least 8"),

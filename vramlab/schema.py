@@ -81,6 +81,8 @@ def _demand(detail: dict[str, Any]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
+    if kind == "list_type" and isinstance(detail["input"], str | int | float) and not isinstance(detail["input"], bool):
+        return f"must be a list: [{detail['input']}]"
     known = _DEMANDS.get(kind)
     return known or detail["msg"].replace("Input should be", "must be").replace("should", "must").rstrip(".")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from vramlab.batch_mean import Divisor
 from vramlab.capture import Captured, LossFn, capture, input_name, refuse_module
 from vramlab.collection import Library, find_collections
 from vramlab.costs import measure_costs, measure_profile, measure_variants
-from vramlab.errors import CaptureError, Unsupported
+from vramlab.errors import CaptureError, Unsupported, WorkflowError
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
 from vramlab.micro_batches import changes_semantics
@@ -34,6 +35,7 @@ from vramlab.tape import Role, Tape
 from vramlab.timeline import executed_trace
 from vramlab.trace import Metrics, Trace
 from vramlab.validity import Stale, Validity
+from vramlab.yaml_nodes import near
 
 KEPT_PLANS = 16
 _logger = logging.getLogger("vramlab")  # says what takes long; silent until a program turns it on
@@ -111,6 +113,7 @@ class TrainStep:
         if found.card.kind == "native":
             raise Unsupported(f"method '{found.name}' is native: it has no schedule that train_step could run")
         self.method = found.name
+        _refuse_misspelt(options, found.card.options)
         self._planner = found.build(**options)
         self._needs = needs_of(self._planner, found.card.needs)
         self._profile = measure_profile(self._device)
@@ -338,6 +341,16 @@ def _with_gradient(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[st
     named = list(model.named_parameters(remove_duplicate=False))
     named += [(input_name(i), value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     yield from (name for name, value in named if value.is_leaf and value.grad is not None)
+
+
+def _refuse_misspelt(options: Mapping[str, Any], declared: Iterable[str]) -> None:
+    """WorkflowError for what is no option of the method and meant an argument of train_step."""
+    own = [name for name, parameter in signature(train_step).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    for name in options:
+        if name == "options":
+            raise WorkflowError("train_step takes the options of a method as arguments of its own: action='swap-only', not options={...}")
+        if name not in declared and (meant := near(name, [*own, *declared])) in own:
+            raise WorkflowError(f"train_step has no argument {name!r}; did you mean {meant!r}?")
 
 
 def _check_arguments(method: Any, optimizer: Any, device: Any, budget: Any) -> None:

@@ -17,6 +17,16 @@ _OF_THE_SCRIPT = "{0} workflow FILE is short for {0} run workflow FILE; {0} test
 _WORDS_OF_THE_SCRIPT = ("tests", "clean") if "VRAMLAB_PROG" in os.environ else ()
 
 
+class _Group(TyperGroup):
+    """Words that belong together, such as `report run`. Where there is one command only, what was meant is plain."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names."""
+        if len(self.commands) == 1 and args and not get_close_matches(args[0], self.commands, n=1):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean '{ctx.command_path} {next(iter(self.commands))} {args[0]}'?")
+        return super().resolve_command(ctx, args)
+
+
 class _Commands(TyperGroup):
     """Knows how the script's own words are spelt, too."""
 
@@ -38,7 +48,7 @@ app = typer.Typer(
 
 
 def _group(name: str, text: str, below: typer.Typer = app) -> typer.Typer:
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
+    group = typer.Typer(cls=_Group, no_args_is_help=True, rich_markup_mode=None, help=text)
     below.add_typer(group, name=name)
     return group
 
@@ -46,7 +56,7 @@ def _group(name: str, text: str, below: typer.Typer = app) -> typer.Typer:
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Collections = Annotated[list[Path] | None, typer.Option("--collection", metavar="DIR", help="A further collection; may be repeated.")]
 Results = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Where the runs are.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0|sim:NAME", help="What the target auto stands for.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Archives, keys, SQLite; else VRAMLAB_SERVER_DATA_DIR, "
                                                                               "else ./vramlab-server.")]
@@ -182,7 +192,7 @@ def train_dqn(
 
 @_report.command("run")
 def report_run(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", show_default=False)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", show_default=False)],
     pdf: Annotated[bool, typer.Option("--pdf", help="report.pdf too: each figure on a page of its own size, then the tables.")] = False,
     latex: Annotated[bool, typer.Option(
         "--latex", help="appendix.tex too, the artifact appendix with tables, for \\input; report.tex compiles it alone.")] = False,
@@ -313,7 +323,7 @@ def check_bundle(
 
 @_check.command("prediction")
 def check_prediction(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", show_default=False, help="Runs to judge.")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", show_default=False, help="Runs to judge.")] = None,
     models: Annotated[str | None, typer.Option("--models", metavar="M[,M]", help="Run cells of these models instead.")] = None,
     methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
     budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
@@ -330,9 +340,10 @@ def check_prediction(
     Exit code 1 when step times are off by more than 10 % in the median without transfers, or by 15 % with.
     """
     from vramlab.cli.checks import Grid, check_prediction as check
+    from vramlab.cli.words import listed
 
-    grid = Grid(models=models.split(",") if models else (), methods=methods.split(","), budgets=budgets.split(","), batch=batch,
-                steps=steps, device=device, overrides=sets or [])
+    grid = Grid(models=listed("--models", models or ""), methods=listed("--methods", methods), budgets=listed("--budgets", budgets),
+                batch=batch, steps=steps, device=device, overrides=sets or [])
     raise typer.Exit(check(runs or [], output_dir, grid, collection or [], as_json=as_json))
 
 

@@ -89,7 +89,7 @@ class PlainDisplay:
         """Say what starts."""
         self._plan, self._left = plan, time_left(plan, run)
         label = f" ({plan.label})" if plan.label else ""
-        self._say(f"{plan.title}{label}: {len(plan.cells)} cells, {done} done; {run.folder}")
+        self._say(f"{plan.title}{label}: {count_of(len(plan.cells), 'cell')}, {done} done; {run.folder}")
 
     def cell_begins(self, cell: Cell, number: int) -> None:
         """Say which."""
@@ -134,7 +134,7 @@ class TerminalDisplay:
         self._left = time_left(plan, run)
         label = f" ({plan.label})" if plan.label else ""
         self._progress.start()
-        self._print(f"{plan.title}{label}: {len(plan.cells)} cells, {done} done; {run.folder}")
+        self._print(f"{plan.title}{label}: {count_of(len(plan.cells), 'cell')}, {done} done; {run.folder}")
         self._bar = self._progress.add_task("", total=len(plan.cells), completed=done, left=self._left_in_words())
 
     def cell_begins(self, cell: Cell, number: int) -> None:

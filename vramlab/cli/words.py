@@ -35,6 +35,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def listed(option: str, text: str) -> list[str]:
+    """`a,b` as its words, each once; a note on stderr for what stands there twice."""
+    words = [word for word in map(str.strip, text.split(",")) if word]
+    for word in dict.fromkeys(word for word in words if words.count(word) > 1):
+        print(f"note: {option}: {word} stands here {words.count(word)} times; it counts once", file=sys.stderr)
+    return list(dict.fromkeys(words))
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = ()) -> str:
     """A table of text; nothing is cut, so that a narrow terminal wraps and a file has everything."""
     cells = [list(columns)] + [["" if value is None else str(value) for value in row] for row in rows]

@@ -168,7 +168,7 @@ def _dry_run(plan: Plan, results: Path, as_json: bool) -> int:
         (cell.cell_id, cell.config["experiment"], cell.title, "done" if cell.cell_id in done else "to run") for cell in plan.cells
     ]))
     left = "not known yet" if seconds is None else f"about {duration(seconds)}"
-    print(f"\n{len(plan.cells)} cells, {len(done)} done; time left: {left}; disk: {_disk_in_words(plan, results)}")
+    print(f"\n{count_of(len(plan.cells), 'cell')}, {len(done)} done; time left: {left}; disk: {_disk_in_words(plan, results)}")
     print(f"run folder: {run.folder}")
     if not plan.host.cuda_devices:
         print("not measured here: GPU memory, transfers and times (this machine has no NVIDIA GPU)")
@@ -196,7 +196,7 @@ def validate(file: str, overrides: Sequence[str], extra: Sequence[Path], *, as_j
         print_json({"name": workflow.name, "path": workflow.path, "sha256": workflow.sha256,
                     "cells": {platform: len(plan.cells) for platform, plan in plans.items()}})
     else:
-        print(f"{workflow.path} is valid: {len(plans['cpu'].cells)} cells on a CPU, {len(plans['cuda'].cells)} with a GPU")
+        print(f"{workflow.path} is valid: {count_of(len(plans['cpu'].cells), 'cell')} on a CPU, {len(plans['cuda'].cells)} with a GPU")
     return 0
 
 
