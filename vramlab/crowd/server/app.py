@@ -42,6 +42,7 @@ def create_app(settings: Settings, examine: Examine = check) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database.migrate()
+        intake.sweep()
         is_over = threading.Event()
         checker = threading.Thread(target=_check_received, args=(intake, is_over), name="checker", daemon=True)
         checker.start()

@@ -84,6 +84,8 @@ class Intake:
                 return known
             manifest, sha256 = _read_manifest(place)
             prepared = self._check_in_time(place, manifest, sha256)
+        with self.database.read() as session:  # before the archive is kept: a refused one leaves nothing
+            self._check_claim(session, caller, manifest, body.nbytes)
         self.store.keep(body)
         taken = self._enter(body, caller, prepared)
         if taken.bundle.state == State.RECEIVED:
@@ -133,8 +135,9 @@ class Intake:
             with self.database.write() as session:
                 if known := _known_in(session, caller, name=name):
                     return known
-                self._check_quota(session, caller, body.nbytes)
-                _claim_key(session, caller, prepared.manifest)
+                if self._check_claim(session, caller, prepared.manifest, body.nbytes) is None:
+                    signature = prepared.manifest.signature
+                    session.add(AccountKey(account_id=caller.account_id, key_id=signature.key_id, public_key=signature.public_key))
                 bundle = _new_bundle(body, caller, prepared)
                 session.add(bundle)
                 session.flush()
@@ -147,13 +150,22 @@ class Intake:
             raise Refused(503, "somebody else is entering the same; come again", retry_seconds=1) from error
         return Taken(bundle=bundle, is_new=True)
 
-    def _check_quota(self, session: Session, caller: Caller, nbytes: int) -> None:
+    def _check_claim(self, session: Session, caller: Caller, manifest: Manifest, nbytes: int) -> AccountKey | None:
+        """The key's row, None for a new key. Refused when the account may send no more today, or when the key is not its own."""
         since = now() - DAY
         count, total = session.execute(select(func.count(), func.coalesce(func.sum(Bundle.archive_bytes), 0)).where(
             Bundle.account_id == caller.account_id, Bundle.submitted_at > since)).one()
         if count >= self.settings.bundles_per_day or int(total) + nbytes > self.settings.bytes_per_day:
             raise Refused(429, f"the account has sent {count} bundles of {int(total):,} bytes within a day; that is what it may",
                           retry_seconds=3600)
+        return _own_key(session, caller, manifest)
+
+    def sweep(self) -> None:
+        """Remove archives that no bundle has: of servers that were killed between keeping and entering. Once, when the server starts."""
+        with self.database.read() as session:
+            for path in self.store.stale_archives():
+                if not session.scalar(select(Bundle.id).where(Bundle.archive_sha256 == path.name.partition(".")[0]).limit(1)):
+                    path.unlink()
 
     def _settle(self, session: Session, bundle: Bundle, prepared: _Prepared) -> None:
         """Enter what the check came to."""
@@ -239,16 +251,15 @@ def _new_bundle(body: Body, caller: Caller, prepared: _Prepared) -> Bundle:
                   state=State.RECEIVED)
 
 
-def _claim_key(session: Session, caller: Caller, manifest: Manifest) -> None:
-    """A key belongs to the account that used it first."""
+def _own_key(session: Session, caller: Caller, manifest: Manifest) -> AccountKey | None:
+    """A key belongs to the account that used it first. None for one that nobody has used."""
     signature = manifest.signature
     known = session.scalar(select(AccountKey).where(AccountKey.key_id == signature.key_id))
-    if known is None:
-        session.add(AccountKey(account_id=caller.account_id, key_id=signature.key_id, public_key=signature.public_key))
-    elif known.account_id != caller.account_id:
+    if known and known.account_id != caller.account_id:
         raise Refused(403, f"key {signature.key_id} belongs to another account")
-    elif known.public_key != signature.public_key or known.revoked_at:
+    if known and (known.public_key != signature.public_key or known.revoked_at):
         raise Refused(403, f"key {signature.key_id} is revoked" if known.revoked_at else f"there is another key {signature.key_id}")
+    return known
 
 
 def _copies(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[Finding]:

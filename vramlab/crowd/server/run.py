@@ -6,7 +6,9 @@ import socket
 
 import uvicorn
 
+from vramlab.crowd import check
 from vramlab.crowd.server.app import create_app
+from vramlab.crowd.server.intake import Examine
 from vramlab.crowd.server.settings import Settings
 from vramlab.errors import EnvironmentUnable
 
@@ -14,9 +16,12 @@ BACKLOG = 512
 GRACE_SECONDS = 30  # for what is being answered when the server is told to end
 
 
-def serve(settings: Settings, host: str, port: int) -> None:
-    """Answer on an address until SIGINT or SIGTERM. EnvironmentUnable when the address or the database cannot be had."""
-    app = create_app(settings)
+def serve(settings: Settings, host: str, port: int, examine: Examine = check) -> None:
+    """Answer on an address until SIGINT or SIGTERM; `examine` is asked of every bundle.
+
+    EnvironmentUnable when the address or the database cannot be had.
+    """
+    app = create_app(settings, examine)
     app.state.database.migrate()  # here a database that does not answer is told in one sentence
     listener = _bind(host, port)
     shown = f"[{host}]" if ":" in host else host

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
 
+DAY_SECONDS = 86400.0
 STALE_SECONDS = 3600.0  # what lies in incoming for longer belongs to nobody any more
 
 
@@ -48,14 +49,17 @@ class Store:
             body.discard()
 
     def keep(self, body: Body) -> Path:
-        """Put a finished body under its hash, durably. The same body again changes nothing."""
+        """Put a finished body under its hash, durably. The same body again is as good as the one that is there."""
         target = self.path(body.sha256)
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True, mode=0o700)
-            os.replace(body.path, target)
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        os.replace(body.path, target)
         for folder in (target.parent, self.bundles):
             sync_folder(folder)
         return target
+
+    def stale_archives(self) -> list[Path]:
+        """Archives that were kept more than a day ago."""
+        return [path for path in self.bundles.glob("*/*.tar.gz") if time.time() - path.stat().st_mtime > DAY_SECONDS]
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
