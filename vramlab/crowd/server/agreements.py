@@ -7,42 +7,43 @@ server simulates it anew itself when it checks it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from typing import Any, Iterable, Sequence
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import case, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server.settings import Settings
-from vramlab.crowd.server.tables import VERIFIED, Agreement, Result, State
+from vramlab.crowd.server.tables import VERIFIED, Agreement, Result, State, now
 
-# Of one cell: the first so many results are compared with a new one, so that a popular cell stays cheap.
-MOST_COMPARED = 200
-_MOST_REPEATED = 5  # agreements with one's own that are kept
+MOST_COMPARED = 200  # results of one cell that a new one is compared with, the first ones, so that a popular cell stays cheap
+# Agreements that one result keeps with one account: for *reproduced* one is enough.
+_MOST_KEPT = {State.REPRODUCED: 1, State.REPEATED: 5}
+_READ = ("id", "account_id", "truth", "outcome", "peak_bytes", "overhead", "largest", "machine_hash", "telemetry_sha256",
+         "samples_sha256", "record_sha256")
 
 
 def link(session: Session, results: Iterable[Result], settings: Settings) -> set[int]:
     """Find what agrees with these verified results, count anew, and return the ids of results that may have changed."""
+    session.flush()
     touched: set[int] = set()
     for result in results:
         if _may_agree(result):
             touched |= _link_one(session, result, settings)
-    session.flush()
     recount(session, touched)
     return touched
 
 
 def unlink(session: Session, results: Sequence[Result], settings: Settings) -> set[int]:
     """Take agreements with results that are no longer verified away; what that leaves bare may find others. Ids as `link`."""
+    session.flush()
     gone = [result.id for result in results]
     involved = or_(Agreement.result_id.in_(gone), Agreement.other_id.in_(gone))
     others = {number for row in session.execute(select(Agreement.result_id, Agreement.other_id).where(involved)) for number in row}
     session.execute(delete(Agreement).where(involved))
-    for result in results:
-        result.reproduced_count = result.repeated_count = 0
     left = session.scalars(select(Result).where(Result.id.in_(others - set(gone)))).all()
     touched = link(session, left, settings) | {result.id for result in left}
-    recount(session, touched)
+    recount(session, touched | set(gone))
     return touched
 
 
@@ -51,61 +52,52 @@ def _may_agree(result: Result) -> bool:
 
 
 def _link_one(session: Session, result: Result, settings: Settings) -> set[int]:
-    candidates = session.scalars(
-        select(Result).where(Result.comparison_key == result.comparison_key, Result.bundle_id != result.bundle_id,
-                             Result.state.in_(VERIFIED)).order_by(Result.id).limit(MOST_COMPARED)).all()
-    known = _partners(session, [result.id, *(c.id for c in candidates)])
-    touched = set()
-    for other in candidates:
-        for one, two in ((result, other), (other, result)):
+    columns = [getattr(Result, name) for name in _READ]
+    others = session.execute(select(*columns).where(Result.comparison_key == result.comparison_key, Result.bundle_id != result.bundle_id,
+                                                    Result.state.in_(VERIFIED)).order_by(Result.id).limit(MOST_COMPARED)).all()
+    theirs = _kept(session, [other.id for other in others], result.account_id)
+    ours = _kept(session, [result.id], None)
+    made = []
+    for other in others:
+        for one, two, kept, key in ((result, other, ours, other.account_id), (other, result, theirs, other.id)):
             kind = kind_of(one, two)
-            if not kind or not _is_wanted(known[one.id], two, kind):
-                continue
-            differences = within(one, two, settings)
-            if differences is not None:
-                session.add(Agreement(result_id=one.id, other_id=two.id, kind=kind, differences=differences))
-                known[one.id].append((two.id, two.account_id, kind))
-                touched.add(one.id)
-    return touched
+            if kind and kept[key, kind] < _MOST_KEPT[kind] and (differences := within(one, two, settings)) is not None:
+                kept[key, kind] += 1
+                made.append({"result_id": one.id, "other_id": two.id, "account_id": two.account_id, "kind": kind,
+                             "differences": differences, "made_at": now()})
+    there = set(session.execute(select(Agreement.result_id, Agreement.other_id).where(
+        or_(Agreement.result_id == result.id, Agreement.other_id == result.id))).tuples())
+    if made := [row for row in made if (row["result_id"], row["other_id"]) not in there]:
+        session.execute(insert(Agreement), made)
+    return {row["result_id"] for row in made}
 
 
-def _partners(session: Session, numbers: Sequence[int]) -> dict[int, list[tuple[int, int, str]]]:
-    """result -> [(other, the other's account, kind)] of the agreements that are kept already."""
-    found: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
-    rows = session.execute(select(Agreement.result_id, Agreement.other_id, Result.account_id, Agreement.kind)
-                           .join(Result, Result.id == Agreement.other_id).where(Agreement.result_id.in_(numbers)))
-    for result, other, account, kind in rows:
-        found[result].append((other, account, kind))
-    return found
+def _kept(session: Session, numbers: Sequence[int], account: int | None) -> Counter:
+    """(result, kind) -> agreements that are kept with this account; without one, of the only result: (account, kind) -> agreements."""
+    key = Agreement.account_id if account is None else Agreement.result_id
+    wanted = select(key, Agreement.kind, func.count()).where(Agreement.result_id.in_(numbers)).group_by(key, Agreement.kind)
+    wanted = wanted if account is None else wanted.where(Agreement.account_id == account)
+    return Counter({(name, State(kind)): count for name, kind, count in session.execute(wanted)})
 
 
-def _is_wanted(known: Sequence[tuple[int, int, str]], other: Result, kind: str) -> bool:
-    """One agreement an account and kind is enough for *reproduced*; a few are kept of *repeated*."""
-    if any(number == other.id for number, *_ in known):
-        return False
-    if kind == State.REPRODUCED:
-        return not any(account == other.account_id and kept == kind for _, account, kept in known)
-    return sum(kept == kind for *_, kept in known) < _MOST_REPEATED
-
-
-def kind_of(result: Result, other: Result) -> str:
-    """What `other` would count as for `result`, were its numbers near: reproduced, repeated or "" for nothing."""
+def kind_of(result: Any, other: Any) -> State | None:
+    """What `other` would count as for `result`, were its numbers near: reproduced, repeated, or None for nothing."""
     is_own = bool(other.telemetry_sha256) and other.telemetry_sha256 != result.telemetry_sha256
     is_copy = other.record_sha256 == result.record_sha256 or (other.samples_sha256 and other.samples_sha256 == result.samples_sha256)
     if is_copy or not is_own:
-        return ""
+        return None
     is_elsewhere = bool(other.machine_hash and result.machine_hash) and other.machine_hash != result.machine_hash
     return State.REPRODUCED if is_elsewhere and other.account_id != result.account_id else State.REPEATED
 
 
-def numbers_of(result: Result) -> dict[str, float]:
+def numbers_of(result: Any) -> dict[str, float]:
     """The numbers that another result has to come near: peak, ratio of step times, largest batch; of them those that there are."""
     ratio = None if result.overhead is None else 1 + result.overhead
     found = {"peak_bytes": result.peak_bytes, "ratio": ratio, "largest": result.largest}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def within(result: Result, other: Result, settings: Settings) -> dict[str, Any] | None:
+def within(result: Any, other: Any, settings: Settings) -> dict[str, Any] | None:
     """{number -> share by which `other` differs}; None where one is missing in `other` or beyond the declared tolerance."""
     if (result.truth, result.outcome) != (other.truth, other.outcome):
         return None
@@ -125,18 +117,27 @@ def allowed(name: str, value: float, settings: Settings) -> float:
 
 
 def recount(session: Session, numbers: Iterable[int]) -> None:
-    """Counts and states of verified results from the agreements that are kept. *Reproduced(k)* counts accounts."""
+    """Counts and states of results from the agreements that are kept. *Reproduced(k)* counts accounts."""
     wanted = sorted(set(numbers))
     for start in range(0, len(wanted), MOST_COMPARED):
-        part = wanted[start:start + MOST_COMPARED]
-        known = _partners(session, part)
-        for result in session.scalars(select(Result).where(Result.id.in_(part))):
-            _count(result, known[result.id])
-    session.flush()
+        _recount(session, wanted[start:start + MOST_COMPARED])
 
 
-def _count(result: Result, known: Sequence[tuple[int, int, str]]) -> None:
-    result.reproduced_count = len({account for _, account, kind in known if kind == State.REPRODUCED})
-    result.repeated_count = sum(kind == State.REPEATED for *_, kind in known)
-    if result.state in VERIFIED:
-        result.state = State.REPRODUCED if result.reproduced_count else State.REPEATED if result.repeated_count else State.CHECKED
+def _recount(session: Session, numbers: Sequence[int]) -> None:
+    counts = select(Agreement.result_id, *(func.sum(case((Agreement.kind == kind, 1), else_=0)).label(kind) for kind in _MOST_KEPT))
+    found = {number: (int(reproduced), int(repeated)) for number, reproduced, repeated in session.execute(
+        counts.where(Agreement.result_id.in_(numbers)).group_by(Agreement.result_id))}
+    rows = session.execute(select(Result.id, Result.state, Result.reproduced_count, Result.repeated_count).where(Result.id.in_(numbers)))
+    changed = []
+    for number, state, *before in rows:
+        reproduced, repeated = found.get(number, (0, 0))
+        after = _state(reproduced, repeated) if state in VERIFIED else state
+        if (state, *before) != (after, reproduced, repeated):
+            changed.append({"id": number, "state": after, "reproduced_count": reproduced, "repeated_count": repeated})
+    if changed:
+        session.execute(update(Result), changed)
+        session.expire_all()  # the rows that Python holds are older now
+
+
+def _state(reproduced: int, repeated: int) -> State:
+    return State.REPRODUCED if reproduced else State.REPEATED if repeated else State.CHECKED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterable, Mapping
+from typing import Iterable, Mapping, Sequence
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -45,17 +45,19 @@ def move(session: Session, bundle: Bundle, to: State, *, reason: str = "", actor
     if to not in ALLOWED[before]:
         raise StateError(f"a bundle that is {before} cannot become {to}")
     results = session.scalars(select(Result).where(Result.bundle_id == bundle.id, Result.state.not_in(TOMBSTONES))).all()
+    records = [result.record_sha256 for result in results]
     bundle.state, bundle.state_reason, bundle.state_changed_at = to, reason, now()
     session.execute(update(Verdict).where(Verdict.bundle_id == bundle.id).values(state=to))
     _move_results(session, results, to, was_verified=before in VERIFIED, settings=settings)
     if to is State.CHECKED:
-        _supersede_older(session, bundle, results, settings)
+        _supersede_older(session, bundle, records, settings)
     detail = {"from": str(before), "reason": reason} if reason else {"from": str(before)}
     note(session, actor=actor.name, token=actor.token, action=f"bundle {to}", subject=f"bundle {bundle.name}", detail=detail)
 
 
 def _move_results(session: Session, results: Iterable[Result], to: State, *, was_verified: bool, settings: Settings) -> None:
     results = list(results)
+    keys = {result.standing_key for result in results}
     for result in results:
         result.state = to
     session.flush()
@@ -65,19 +67,18 @@ def _move_results(session: Session, results: Iterable[Result], to: State, *, was
     elif was_verified:
         touched = unlink(session, results, settings)
     changed = session.scalars(select(Result.standing_key).where(Result.id.in_(touched))).all() if touched else []
-    refresh(session, {result.standing_key for result in results} | set(changed))
+    refresh(session, keys | set(changed))
 
 
-def _supersede_older(session: Session, bundle: Bundle, results: Iterable[Result], settings: Settings) -> None:
-    """What this bundle replaces: the one that its manifest names, and records of the same account that it holds again."""
+def _supersede_older(session: Session, bundle: Bundle, records: Sequence[str], settings: Settings) -> None:
+    """What this bundle replaces: the one that its manifest names, and records (by hash) of the same account that it holds again."""
     if bundle.supersedes:
         older = session.scalar(select(Bundle).where(Bundle.name == bundle.supersedes, Bundle.account_id == bundle.account_id))
         if older and State.SUPERSEDED in ALLOWED[State(older.state)]:
             older.superseded_by = bundle.name
             owner = Actor(name=bundle.account.name)
             move(session, older, State.SUPERSEDED, reason=f"by bundle {bundle.name}", actor=owner, settings=settings)
-    held = [result.record_sha256 for result in results]
-    again = session.scalars(select(Result).where(Result.record_sha256.in_(held), Result.account_id == bundle.account_id,
+    again = session.scalars(select(Result).where(Result.record_sha256.in_(records), Result.account_id == bundle.account_id,
                                                  Result.bundle_id != bundle.id, Result.state.not_in(TOMBSTONES))).all()
     if again:
         _move_results(session, again, State.SUPERSEDED, was_verified=True, settings=settings)

@@ -161,7 +161,7 @@ class Result(Base):
     bundle_id: Mapped[int] = mapped_column(ForeignKey("bundle.id"))
     account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))
     cell_id: Mapped[str] = mapped_column(String(HASH))
-    record_sha256: Mapped[str] = mapped_column(String(HASH))  # of the bytes of record.json in the archive
+    record_sha256: Mapped[str] = mapped_column(String(HASH), index=True)  # of the bytes of record.json in the archive
     submitted_at: Mapped[datetime] = mapped_column(default=now)
     state: Mapped[str] = mapped_column(String(16))
     reproduced_count: Mapped[int] = mapped_column(Integer, default=0)  # other accounts on other machines that agree
@@ -248,11 +248,12 @@ class Agreement(Base):
     """Two results that agree within the declared tolerance; one row for each direction."""
 
     __tablename__ = "agreement"
-    __table_args__ = (UniqueConstraint("result_id", "other_id"),)
+    __table_args__ = (UniqueConstraint("result_id", "other_id"), Index(None, "result_id", "account_id", "kind"))
 
     id: Mapped[int] = mapped_column(Key, primary_key=True)
     result_id: Mapped[int] = mapped_column(ForeignKey("result.id"))
     other_id: Mapped[int] = mapped_column(ForeignKey("result.id"), index=True)
+    account_id: Mapped[int] = mapped_column(ForeignKey("account.id"))  # the other's
     kind: Mapped[str] = mapped_column(String(16))  # reproduced, repeated
     differences: Mapped[dict[str, Any]] = mapped_column(default=dict)  # metric -> share by which the other differs
     made_at: Mapped[datetime] = mapped_column(default=now)

@@ -267,6 +267,7 @@ def _make_result() -> None:
     op.create_index("ix_result_comparison_key", "result", ["comparison_key"])
     op.create_index("ix_result_method_state", "result", ["method", "state"])
     op.create_index("ix_result_model_device_state", "result", ["model", "device", "state"])
+    op.create_index("ix_result_record_sha256", "result", ["record_sha256"])
     op.create_index("ix_result_samples_sha256", "result", ["samples_sha256"])
     op.create_index("ix_result_standing_key_state", "result", ["standing_key", "state"])
     op.create_index("ix_result_state_id", "result", ["state", "id"])
@@ -300,15 +301,18 @@ def _make_agreement() -> None:
         sa.Column("id", KEY, nullable=False),
         sa.Column("result_id", KEY, nullable=False),
         sa.Column("other_id", KEY, nullable=False),
+        sa.Column("account_id", KEY, nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("differences", sa.JSON(), nullable=False),
         sa.Column("made_at", MOMENT, nullable=False),
+        sa.ForeignKeyConstraint(["account_id"], ["account.id"], name="fk_agreement_account_id"),
         sa.ForeignKeyConstraint(["other_id"], ["result.id"], name="fk_agreement_other_id"),
         sa.ForeignKeyConstraint(["result_id"], ["result.id"], name="fk_agreement_result_id"),
         sa.PrimaryKeyConstraint("id", name="pk_agreement"),
         sa.UniqueConstraint("result_id", "other_id", name="uq_agreement_result_id_other_id")
     )
     op.create_index("ix_agreement_other_id", "agreement", ["other_id"])
+    op.create_index("ix_agreement_result_id_account_id_kind", "agreement", ["result_id", "account_id", "kind"])
 
 
 def _make_entry() -> None:
