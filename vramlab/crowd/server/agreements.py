@@ -65,8 +65,8 @@ def _link_one(session: Session, result: Result, settings: Settings) -> set[int]:
                 kept[key, kind] += 1
                 made.append({"result_id": one.id, "other_id": two.id, "account_id": two.account_id, "kind": kind,
                              "differences": differences, "made_at": now()})
-    there = set(session.execute(select(Agreement.result_id, Agreement.other_id).where(
-        or_(Agreement.result_id == result.id, Agreement.other_id == result.id))).tuples())
+    pairs = select(Agreement.result_id, Agreement.other_id)
+    there = {tuple(row) for row in session.execute(pairs.where(or_(Agreement.result_id == result.id, Agreement.other_id == result.id)))}
     if made := [row for row in made if (row["result_id"], row["other_id"]) not in there]:
         session.execute(insert(Agreement), made)
     return {row["result_id"] for row in made}
