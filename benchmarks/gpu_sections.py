@@ -31,7 +31,7 @@ from vramlab.prepare import free_bytes, simulated_eager_peak
 from vramlab.record import Truth
 from vramlab.schedule import Offload, Prefetch, Recompute, Wait
 from vramlab.simulate import simulate
-from vramlab.statistics import distinguishable, drift, paired_ratio
+from vramlab.statistics import DISTINGUISHABLE_IN_WORDS, distinguishable, drift, paired_ratio
 from vramlab.telemetry import Sampler, read_telemetry
 from vramlab.tape import Tape
 
@@ -229,8 +229,7 @@ def _rounds(context: Context) -> int:
 
 def _report_ratio(report: Report, name: str, tested: list[float], eager: list[float], again: list[float], **data: Any) -> None:
     ratio, noise = paired_ratio(tested, eager), drift(again, eager)
-    word = "distinguishable" if distinguishable(ratio, noise) else "not distinguishable"
-    said = f"{ratio.median:.3f} x eager [{ratio.low:.3f}, {ratio.high:.3f}], drift [{noise.low:.3f}, {noise.high:.3f}]: {word}"
+    said = f"{ratio} x eager, drift {noise}: {DISTINGUISHABLE_IN_WORDS[distinguishable(ratio, noise)]}"
     report(name, True, data.pop("note", "") + said, ratio=ratio.to_json(), drift=noise.to_json(), seconds=tested, eager_seconds=eager,
            eager_again_seconds=again, **data)
 

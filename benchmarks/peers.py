@@ -18,7 +18,7 @@ from common import keep, specs
 
 from vramlab.isolate import Call, alternate, run_isolated
 from vramlab.record import Outcome
-from vramlab.statistics import distinguishable, drift, paired_ratio
+from vramlab.statistics import Interval, distinguishable, drift, paired_ratio
 
 SIZES = {
     "resnet50": (16, {"image_size": 128}),
@@ -89,7 +89,7 @@ class Bench:
         ratio = paired_ratio(turns.first_seconds, turns.second_seconds)
         return self._said(row | {
             "truth": answers["gate"]["truth"], "peak_bytes": peak, "peak_ratio": peak / self.eager_peak, "time_ratio": ratio.to_json(),
-            "is_distinguishable": bool(distinguishable(ratio, self.noise)), "seconds": turns.first_seconds,
+            "is_distinguishable": distinguishable(ratio, self.noise), "seconds": turns.first_seconds,
             "eager_seconds": turns.second_seconds})
 
     def _spec(self, method: dict, budget_bytes: int | None) -> dict:
@@ -107,14 +107,12 @@ class Bench:
 
 
 def summary(row: dict) -> str:
-    """`  0.62 x eager's peak, 1.21 x its time [1.18, 1.25]  torch-checkpoint policy=block  exact`"""
+    """`0.62 x eager's peak, 1.210 [1.180, 1.250] x its time: torch-checkpoint policy=block, exact`"""
     name = " ".join([row["method"], *(f"{k}={v}" for k, v in row["options"].items())])
     at = f" at {row['budget_bytes']:,} bytes" if row["budget_bytes"] else ""
     if row["time_ratio"] is None:
         return f"{name}{at}: {row['outcome']}: {row['message']}"
-    time = row["time_ratio"]
-    return (f"{row['peak_ratio']:.3f} x eager's peak, {time['median']:.3f} x its time [{time['low']:.3f}, {time['high']:.3f}]: "
-            f"{name}{at}, {row['truth']}")
+    return f"{row['peak_ratio']:.3f} x eager's peak, {Interval(**row['time_ratio'])} x its time: {name}{at}, {row['truth']}"
 
 
 def _value(result):

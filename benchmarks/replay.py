@@ -17,7 +17,7 @@ from common import keep, specs
 
 from vramlab.isolate import Call, alternate, run_isolated
 from vramlab.record import Outcome
-from vramlab.statistics import distinguishable, drift, paired_ratio
+from vramlab.statistics import DISTINGUISHABLE_IN_WORDS, distinguishable, drift, paired_ratio
 
 SIZES = {
     "resnet50": (8, {"image_size": 112}),
@@ -73,16 +73,14 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict:
         "predicted_peak_bytes": plan["predicted"]["peak_bytes"],
         "time_ratio": ratio.to_json(),
         "drift": noise.to_json(),
-        "is_distinguishable": bool(distinguishable(ratio, noise)),
+        "is_distinguishable": distinguishable(ratio, noise),
         "replay_seconds": turns.first_seconds,
         "eager_seconds": turns.second_seconds,
         "predicted_step_seconds": plan["predicted"]["step_seconds"],
         "capture_seconds": plan["capture_seconds"],
     }
-    verdict = "distinguishable" if row["is_distinguishable"] else "not distinguishable"
-    interval, control_interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]", f"[{noise.low:.3f}, {noise.high:.3f}]"
-    times = f"time {ratio.median:.3f} x {interval}, drift {control_interval}"
-    print(f"{name}: peak {row['peak_ratio']:.4f} x eager, {times}: {verdict}", flush=True)
+    verdict = DISTINGUISHABLE_IN_WORDS[row["is_distinguishable"]]
+    print(f"{name}: peak {row['peak_ratio']:.4f} x eager, time {ratio} x eager's, drift {noise}: {verdict}", flush=True)
     return row
 
 

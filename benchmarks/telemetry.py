@@ -88,7 +88,7 @@ def of_period(rows: list[dict[str, Any]], name: str, blocks: dict[str, list[floa
     return {
         "period_seconds": by_round(rows, name)[0]["period_seconds"],
         "ratio": ratio.to_json(),
-        "is_distinguishable": bool(distinguishable(ratio, noise)),
+        "is_distinguishable": distinguishable(ratio, noise),
         "failures": [t["failure"] for t in told if t["failure"]],
         "missed": sum(t.get("missed") or 0 for t in told),
         "achieved_period_seconds": [t.get("achieved_period_seconds") for t in told],

@@ -76,6 +76,11 @@ def test_fewer_than_six_pairs_have_no_interval_and_tell_nothing_apart(pairs):
     assert distinguishable(Interval(median=10.0, low=9.0, high=11.0, n=pairs), whole) is (False if pairs == 6 else None)
 
 
+def test_an_interval_in_words():
+    assert str(Interval(median=1.0125, low=0.971, high=1.0361, n=20)) == "1.012 [0.971, 1.036]"
+    assert str(paired_ratio([3.0] * 5, [2.0] * 5)) == "1.500 [too few pairs: 5, and an interval of 95 % needs 6]"
+
+
 def test_why_there_is_no_interval():
     assert why_no_interval(3) == "too few pairs: 3, and an interval of 95 % needs 6"
 

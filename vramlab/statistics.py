@@ -34,6 +34,11 @@ class Interval:
         """Were there samples enough for an interval?"""
         return None not in (self.low, self.high)
 
+    def __str__(self) -> str:
+        """`1.012 [0.971, 1.036]`, `1.012 [too few pairs: 5, and an interval of 95 % needs 6]`."""
+        ends = f"{self.low:.3f}, {self.high:.3f}" if self.has_ends else why_no_interval(self.n)
+        return f"{self.median:.3f} [{ends}]"
+
     def to_json(self) -> dict[str, Any]:
         """`{"median", "low", "high", "n"}`."""
         return {"median": self.median, "low": self.low, "high": self.high, "n": self.n}
@@ -96,6 +101,9 @@ def distinguishable(ratio: Interval, drift: Interval) -> bool | None:
     if any(is_too_few(interval.n) or not interval.has_ends for interval in (ratio, drift)):
         return None
     return not ratio.contains(1.0) and not ratio.lies_within(drift)
+
+
+DISTINGUISHABLE_IN_WORDS = {True: "distinguishable", False: "not distinguishable", None: "too few pairs to tell"}
 
 
 def _checked(samples: Sequence[float]) -> np.ndarray:
