@@ -200,6 +200,10 @@ def test_overhead_at_the_smallest_peak():
     records = [measured_step("checkpoint", 900, budget="90%", ratio=1.1), measured_step("checkpoint", 500, budget="50%", ratio=1.28)]
     result = ask("overhead_percent", records, "sub-time", tolerance=0.1)
     assert result.finding.verdict is Verdict.REPRODUCED and result.finding.obtained == "28.0 %"
+    assert "too few pairs" not in result.finding.explanation
+    few = [replace(r, measured=r.measured | {"ratio": {"median": 1.28, "low": None, "high": None, "n": 3}}) for r in records]
+    result = ask("overhead_percent", few, "sub-time", tolerance=0.1)
+    assert result.finding.obtained == "28.0 %" and "measured in too few pairs of steps for an interval" in result.finding.explanation
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [

@@ -38,7 +38,7 @@ from vramlab.report import sensitivity
 from vramlab.report.headlines import HEADLINES, SCALES, Answer, searched
 from vramlab.report.points import Point, baseline_peak, comparison_key, fits_the_board, is_sound, peak_of, size_of_network, smallest_peaks
 from vramlab.report.words import (
-    DASH, bytes_in_words, is_simulated, join_words, significant, simulated_ratio, span_in_words, target_in_words,
+    DASH, bytes_in_words, is_of_few_pairs, is_simulated, join_words, significant, simulated_ratio, span_in_words, target_in_words,
 )
 from vramlab.runs import Run
 
@@ -346,8 +346,10 @@ def overhead_percent(question: Question) -> Finding:
             ratio = simulated_ratio(record)
         if ratio:
             points.append(Point(100 * (ratio - 1), record, None, is_simulated(record)))
+    few = any(is_of_few_pairs(p.record.measured.get("ratio") or {}) for p in points)
     return _grade_points(question, points, "overhead_percent",
-                         what=f"extra step time of {question.method} at the smallest peak that it kept",
+                         what=f"extra step time of {question.method} at the smallest peak that it kept"
+                              + (", measured in too few pairs of steps for an interval" if few else ""),
                          missing=f"no bit-exact cell of {question.method} has a step time")
 
 
