@@ -34,7 +34,9 @@ def submit(name: str, to: str, results: Path, *, is_dry: bool = False, supersede
     if "://" in to:
         from vramlab.crowd.client import Server
 
-        server = Server(to, tell=lambda words: print(words, file=sys.stderr))  # a wrong address is told before anything is packed
+        server = Server(to, tell=lambda words: print(words, file=sys.stderr))
+        if not is_dry:
+            server.token()  # a wrong address or no token is told before anything is packed
     run = resolve_run(name, results)
     try:
         packed = pack_run(run.folder, supersedes=supersedes)
@@ -77,7 +79,8 @@ def pull(url: str, to: Path, workflow: str | None, *, include_unverified: bool) 
         counts[said] += 1
         mark = "" if pulled.is_marked else ", without the server's mark"
         print(f"{said}: {pulled.refusal or f'{pulled.path} ({pulled.state}{mark})'}", flush=True)
-    print(f"{count_of(counts.total(), 'bundle')}: {', '.join(f'{n} {said}' for said, n in counts.items()) or 'there is none'}")
+    none = f"there is none{'' if include_unverified else '; --unverified brings those down that nobody has checked'}"
+    print(f"{count_of(counts.total(), 'bundle')}: {', '.join(f'{n} {said}' for said, n in counts.items()) or none}")
     if counts.total() > counts["refused"]:
         print(f"read them with {command('report', 'run', 'BUNDLE', '--output-dir', str(to))}")
     return REFUSED if counts["refused"] else 0
@@ -116,7 +119,8 @@ def check_bundles(path: Path, *, as_json: bool) -> int:
         reports = {path: _check_archive(path)}
     else:
         is_bundle = (path / MANIFEST_FILE).is_file()
-        inside = [path] if is_bundle else sorted(found.parent for found in path.glob(f"*/*/{MANIFEST_FILE}"))
+        below = [found.parent for pattern in ("*", "*/*") for found in path.glob(f"{pattern}/{MANIFEST_FILE}")]
+        inside = [path] if is_bundle else sorted(below)
         if not inside:
             raise WorkflowError(f"{path} is no bundle: there is no {'manifest.json in it' if path.is_dir() else 'such folder or file'}")
         reports = {bundle: check(bundle) for bundle in inside}

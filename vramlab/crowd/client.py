@@ -93,7 +93,7 @@ class Server:
     # --- give ---------------------------------------------------------------------------------------------------------------
     def submit(self, packed: Packed) -> Receipt:
         """Send a bundle unless the server has it. SubmissionRefused with the server's findings; EnvironmentUnable where no answer comes."""
-        headers = {"Authorization": f"Bearer {self._token()}"}
+        headers = {"Authorization": f"Bearer {self.token()}"}
         with self._client() as client:
             known = self._ask(client, "GET", f"/bundles/{packed.name}")
             if known.status == 200:
@@ -200,7 +200,8 @@ class Server:
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
-    def _token(self) -> str:
+    def token(self) -> str:
+        """What the server is shown with a bundle. EnvironmentUnable where there is none, or it would travel unencrypted."""
         parts = urlsplit(self.url)
         if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
             raise EnvironmentUnable(f"a token does not travel unencrypted: write https://{parts.netloc}{parts.path}")

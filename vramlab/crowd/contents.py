@@ -33,6 +33,8 @@ class Contents:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
+        self._tapes: dict[str, Tape] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     @cached_property
     def files(self) -> Mapping[str, int]:
@@ -80,10 +82,6 @@ class Contents:
             return None
         return name if isinstance(name, str) and len(name) <= 64 else None
 
-    @cached_property
-    def _tapes(self) -> dict[str, Tape]:
-        return {}
-
     def tape(self, sha256: str) -> Tape:
         """tapes/<sha256>.json.gz. BundleRefused (tape) where it is none."""
         if sha256 not in self._tapes:
@@ -98,7 +96,11 @@ class Contents:
 
     def schedule(self, cell_id: str) -> Schedule:
         """A cell's schedule. BundleRefused (schedule) where it is none."""
-        name = f"cells/{cell_id}/{SCHEDULE_FILE}"
+        if cell_id not in self._schedules:
+            self._schedules[cell_id] = self._schedule(f"cells/{cell_id}/{SCHEDULE_FILE}")
+        return self._schedules[cell_id]
+
+    def _schedule(self, name: str) -> Schedule:
         body = read_strict(self.unpacked(name), name, most_bytes=self.limits.unpacked_bytes)
         try:
             check_schedule_form(body)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vramlab.errors import BundleRefused
+from vramlab.report.evidence import MADE_FROM_RECORDS
 
 MANIFEST_FILE, CLAIMS_FILE = "manifest.json", "claims.json"
 _ALLOWED = re.compile(
@@ -24,6 +25,7 @@ _ALLOWED = re.compile(
     r"|tapes/[0-9a-f]{64}\.json\.gz"
     r"|baselines/[0-9a-f]{16}\.json"
 )
+_HINT = "; `report run` made it from the records, and it may go"
 _FOLDERS = re.compile(r"cells(?:/[0-9a-f]{16})?|tapes|baselines")
 _RATIO_COUNTS_FROM = 2**20  # bytes; below, a high ratio harms nobody
 
@@ -50,7 +52,7 @@ def check_name(name: str) -> None:
     if name.startswith(("/", "\\")) or ".." in parts or "\\" in name or "\0" in name or re.match(r"[A-Za-z]:", name):
         raise BundleRefused("path", shown, "a name that leads out of the bundle")
     if not _ALLOWED.fullmatch(name):
-        raise BundleRefused("layout", shown, "no file of a bundle has this name")
+        raise BundleRefused("layout", shown, f"no file of a bundle has this name{_HINT if name in MADE_FROM_RECORDS else ''}")
 
 
 def check_names(names: Iterable[str], limits: Limits = LIMITS) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from vramlab.crowd.contents import Contents
 from vramlab.crowd.findings import Finding, Report, Severity
@@ -58,6 +59,7 @@ class Examination:
         self._findings: list[Finding] = []
         self._examined = Counter[str]()
         self._asked = ""
+        self._known: dict[Hashable, Any] = {}
 
     def ask(self, number: Round) -> None:
         """Ask all rules of a round."""
@@ -76,6 +78,12 @@ class Examination:
             at = traceback.extract_tb(error.__traceback__)[-1]
             told = f"{type(error).__name__}: {str(error)[:200]} ({Path(at.filename).name}:{at.lineno})"
             yield Finding("rule-failed", Severity.ERROR, asked.name, f"the rule cannot be asked of this bundle: {told}")
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What several rules need and is dear to make; made for the first that asks."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
     def count(self, things: int = 1) -> None:
         """So many things more were looked at by the rule that is being asked."""

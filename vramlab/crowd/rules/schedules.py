@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vramlab.check import CheckedSchedule, check_schedule
@@ -40,6 +42,11 @@ class Planned:
     record: RunRecord
     tape: Tape
     schedule: Schedule | None
+
+    @property
+    def tape_sha256(self) -> str:
+        """Of the tape's file."""
+        return self.record.files[TAPE_FILE]
 
     @property
     def is_simulated(self) -> bool:
@@ -102,12 +109,12 @@ def _tape(e: Examination) -> Iterator[Fault]:
         tape, provenance, where = found.tape, found.record.provenance, f"{found.name}:provenance"
         derived: dict[str, Any] = {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
         if found.is_plain:
-            derived |= {"basic_layers": basic_layers(tape), "ops": len(tape.ops)}
+            layers, bound = e.once(("sizes", found.tape_sha256), lambda t=tape: (basic_layers(t), lower_bound_bytes(t)))
             library = found.record.measured.get("library_bytes") or 0
-            derived["lower_bound_bytes"] = lower_bound_bytes(tape) + library
+            derived |= {"basic_layers": layers, "ops": len(tape.ops), "lower_bound_bytes": bound + library}
         for key, value in derived.items():
             yield from disagreements(f"{where}.{key}", provenance.get(key), value)
-        if [op.flops for op in tape.ops] != [op.flops for op in with_flops(tape).ops]:
+        if [op.flops for op in tape.ops] != e.once(("flops", found.tape_sha256), lambda t=tape: [op.flops for op in with_flops(t).ops]):
             yield f"{found.name}:files.{TAPE_FILE}", "the FLOP of its ops are not those of their shapes"
         yield from _batch(found)
 
@@ -128,9 +135,7 @@ def _roofline(e: Examination) -> Iterator[Fault]:
         if not found.is_simulated or profile is None:
             continue
         e.count()
-        derived = roofline_costs(found.tape, profile)
-        if any(op.variants for op in found.tape.ops):
-            derived = with_variants(derived, profile)
+        derived = e.once(("roofline", found.tape_sha256, profile.name), partial(_costs, found.tape, profile))
         for ours, theirs in zip(found.tape.ops, derived.ops):
             claimed, known = ([op.seconds, op.workspace_bytes, [[v.name, v.seconds, v.workspace_bytes] for v in op.variants]]
                               for op in (ours, theirs))
@@ -138,6 +143,12 @@ def _roofline(e: Examination) -> Iterator[Fault]:
                 told = f"{found.tape.op_name(ours.id)} takes {ours.seconds!r} s; it comes to {theirs.seconds!r}"
                 yield f"{found.name}:files.{TAPE_FILE}", told
                 break
+
+
+def _costs(tape: Tape, profile: DeviceProfile) -> Tape:
+    """With the costs that the profile gives it."""
+    plain = roofline_costs(tape, profile)
+    return with_variants(plain, profile) if any(op.variants for op in tape.ops) else plain
 
 
 @rule(Round.DERIVATION, "budget", "the budget in bytes is that of the config")
@@ -171,7 +182,7 @@ def _legal(e: Examination) -> Iterator[Fault]:
         if stated != found.schedule.digest:
             yield f"{found.name}:provenance.schedule_digest", f"{stated}; the schedule's is {found.schedule.digest}"
         try:
-            _checked(found)
+            _checked(e, found)
         except ScheduleError as error:
             yield where, str(error)
             continue
@@ -179,9 +190,11 @@ def _legal(e: Examination) -> Iterator[Fault]:
             yield where, "is not what plain PyTorch does"
 
 
-def _checked(found: Planned) -> CheckedSchedule:
+def _checked(e: Examination, found: Planned) -> CheckedSchedule:
+    """ScheduleError where it is not legal."""
     budget = found.record.budget_bytes
-    return check_schedule(found.tape, found.schedule, None if budget is None else Budget(device_bytes=budget))
+    limit = None if budget is None else Budget(device_bytes=budget)
+    return e.once(("checked", found.name), lambda: check_schedule(found.tape, found.schedule, limit))
 
 
 @rule(Round.DERIVATION, "simulated", "every prediction is what its schedule, simulated again on its device, comes to")
@@ -195,7 +208,7 @@ def _simulated(e: Examination) -> Iterator[Fault]:
         if found.schedule is None:
             continue
         try:
-            checked = _checked(found)
+            checked = _checked(e, found)
         except ScheduleError:  # told by the rule `schedule-legal`
             continue
         e.count()
@@ -240,12 +253,13 @@ def _against_eager(e: Examination) -> Iterator[Fault]:
         e.count()
         record = found.record
         if record.eager_peak_is_simulated:
-            peak = check_schedule(found.tape, replay_schedule(found.tape)).peak_bytes
+            peak = e.once(("eager", found.tape_sha256), lambda t=found.tape: check_schedule(t, replay_schedule(t)).peak_bytes)
             yield from disagreements(f"{found.name}:eager_peak_bytes", record.eager_peak_bytes, peak)
         if found.schedule is not None:
             seconds = sum(op.seconds for op in found.tape.ops)
             yield from disagreements(f"{found.name}:predicted.eager_step_seconds", record.predicted.get("eager_step_seconds"), seconds)
-        swap = swap_against_recompute(found.tape, profile)
+        key = "swap", found.tape_sha256, repr(profile)
+        swap = e.once(key, partial(swap_against_recompute, found.tape, profile))
         yield from disagreements(f"{found.name}:predicted.swap_vs_recompute", record.predicted.get("swap_vs_recompute"), swap)
 
 
@@ -267,14 +281,20 @@ def _stays_simulated(e: Examination) -> Iterator[Fault]:
 
 @rule(Round.DERIVATION, "not-derived", "what follows from more than a bundle holds", Severity.NOTE)
 def _not_derived(e: Examination) -> Iterator[Fault]:
-    """Says what the other rules of this file cannot."""
+    """Says what the other rules of this file cannot, once for all cells that it is so for."""
+    counts = Counter[tuple[str, str]]()
     for found in planned(e):
+        e.count()
         if found.record.predicted.get("sensitivity"):
-            yield f"{found.name}:predicted.sensitivity", "needs the method's plans on perturbed devices"
+            counts["predicted.sensitivity", "needs the method's plans on perturbed devices"] += 1
         if found.record.predicted.get("infeasible"):
-            yield f"{found.name}:predicted.infeasible", "a refusal leaves no schedule"
+            counts["predicted.infeasible", "a refusal leaves no schedule"] += 1
         if not found.is_plain and found.record.kind != "max_batch":
-            yield f"{found.name}:predicted.eager_step_seconds", "eager's own tape is not in the bundle: this one is prepared, cut or shared"
-    for name, record in e.contents.records.items():
+            why = "eager's own tape is not in the bundle: this one is prepared, cut or shared"
+            counts["predicted.eager_step_seconds", why] += 1
+    for record in e.contents.records.values():
         if record.kind == "max_batch" and record.search.get("is_simulated"):
-            yield f"{name}:search.trials", "trials that were simulated leave no schedule; the search itself is run again over their log"
+            why = "trials that were simulated leave no schedule; the search itself is run again over their log"
+            counts["search.trials", why] += 1
+    for (field, why), count in counts.items():
+        yield f"{count} records:{field}", why
