@@ -1,6 +1,7 @@
 """The server of shared results under load: many submitters at once, kill -9 in the middle, a leaderboard over many results.
 
     python benchmarks/crowd_load.py [--submitters 64] [--bundles 50] [--kills 20] [--results 100000] [--databases sqlite,postgresql]
+                                    [--parts submit,kill,leaderboard]
 
     submit        all submitters at once, every tenth bundle sent a second time; what is there afterwards is held against what was sent
     kill          the same bundles into a new server that is killed with SIGKILL at random instants and started again; after each kill
@@ -14,7 +15,7 @@ asks the first round of rules only: every byte, the manifest, the signature. Pos
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import random
 import statistics
 import sys
@@ -26,7 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Iterator
 
-from common import ROOT, keep
+from common import ROOT, keep, kept, machine
 
 sys.path[:0] = [str(ROOT / "tests")]
 import httpx  # noqa: E402
@@ -34,7 +35,7 @@ from conftest import find_postgres  # noqa: E402
 from crowd_made import headers_of  # noqa: E402
 from postgres import Postgres  # noqa: E402
 from sqlalchemy import insert, select  # noqa: E402
-from test_server_faults import Process, accounts_of, check_collection, make_bundles  # noqa: E402
+from test_server_faults import WEB, Process, accounts_of, check_collection, make_bundles  # noqa: E402
 
 from vramlab.crowd.server.database import Database  # noqa: E402
 from vramlab.crowd.server.rows import standing_key  # noqa: E402
@@ -50,24 +51,30 @@ METRICS = ("memory_saved", "peak_bytes", "overhead", "step_seconds")
 def main() -> None:
     options = _options()
     server = Postgres() if "postgresql" in options.databases and find_postgres() else None
-    rows: list[dict[str, Any]] = []
+    parts = options.parts.split(",")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            bundles = make_bundles(Path(folder) / "made", options.submitters, options.bundles)
+            bundles = make_bundles(Path(folder) / "made", options.submitters, options.bundles) if {"submit", "kill"} & set(parts) else []
             print(f"{len(bundles)} bundles are made", flush=True)
             for kind in options.databases.split(","):
-                for part, ask in (("submit", submit), ("kill", kill), ("leaderboard", leaderboard)):
-                    place = Path(folder) / f"{kind}-{part}"
-                    url = server.fresh() if server and kind == "postgresql" else ""
+                for part in parts:
                     if kind == "postgresql" and not server:
-                        rows.append({"database": kind, "part": part, "missing": "there is no PostgreSQL on this machine"})
-                        continue
-                    rows.append({"database": kind, "part": part} | ask(place, url, bundles, options))
-                    print(json.dumps(rows[-1]), flush=True)
+                        row = {"missing": "there is no PostgreSQL on this machine"}
+                    else:
+                        url = server.fresh() if server and kind == "postgresql" else ""
+                        row = PARTS[part](Path(folder) / f"{kind}-{part}", url, bundles, options)
+                    _keep({"database": kind, "part": part} | row)
     finally:
         if server:
             server.close()
-    keep("crowd_load", rows, {f"{row['database']}: {row['part']}": _short(row) for row in rows})
+
+
+def _keep(row: dict[str, Any]) -> None:
+    """Beside the rows of other parts that were measured before."""
+    same = (row["database"], row["part"])
+    rows = [*(r for r in kept("crowd_load") if (r["database"], r["part"]) != same), row | {"commit": machine()["commit"]}]
+    rows.sort(key=lambda r: (r["part"], r["database"]), reverse=True)
+    keep("crowd_load", rows, {f"{r['part']}, {r['database']}": {k: v for k, v in r.items() if k not in ("database", "part")} for r in rows})
 
 
 def _options() -> argparse.Namespace:
@@ -78,11 +85,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--results", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=400)
     parser.add_argument("--databases", default="sqlite,postgresql")
+    parser.add_argument("--parts", default="submit,kill,leaderboard")
     return parser.parse_args()
-
-
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in ("database", "part")}
 
 
 class Sender:
@@ -119,7 +123,7 @@ class Sender:
 
     def _client(self) -> httpx.Client:
         if not hasattr(self._local, "client"):
-            self._local.client = httpx.Client(timeout=120)
+            self._local.client = httpx.Client(timeout=120, verify=False)
         return self._local.client
 
 
@@ -131,7 +135,7 @@ def submit(place: Path, url: str, bundles: list, options: argparse.Namespace) ->
     sender = Sender(server, tokens)
     work = [*bundles, *bundles[::10]]
     random.Random(1).shuffle(work)
-    started = time.monotonic()
+    started, load = time.monotonic(), round(os.getloadavg()[0], 1)
     try:
         with ThreadPoolExecutor(options.submitters) as pool:
             list(pool.map(sender.send, work))
@@ -141,7 +145,7 @@ def submit(place: Path, url: str, bundles: list, options: argparse.Namespace) ->
     check_collection(database, place, bundles)
     database.close()
     return {"submitters": options.submitters, "bundles": len(bundles), "sent": len(work), "new": sender.codes.count(201),
-            "known": sender.codes.count(200), "lost": 0, "doubled": 0, "seconds": round(seconds, 1),
+            "known": sender.codes.count(200), "lost": 0, "doubled": 0, "load_average_before": load, "seconds": round(seconds, 1),
             "bundles_per_second": round(len(work) / seconds, 1)} | _spread("answer", sender.seconds)
 
 
@@ -188,6 +192,7 @@ def leaderboard(place: Path, url: str, bundles: list, options: argparse.Namespac
     server, chance = Process(place, url), random.Random(3)
     boards = [{"model": f"model-{chance.randrange(MODELS)}", "device": f"GPU {chance.randrange(DEVICES)}", "metric": chance.choice(METRICS)}
               for _ in range(options.queries)]
+    load = round(os.getloadavg()[0], 1)
     try:
         _ask(server, boards[0])
         alone = [_ask(server, board) for board in boards]
@@ -195,13 +200,13 @@ def leaderboard(place: Path, url: str, bundles: list, options: argparse.Namespac
             together = list(pool.map(lambda board: _ask(server, board), boards))
     finally:
         server.end()
-    return {"results": results, "queries": len(boards), "seconds_to_refresh_all": round(refreshed, 1)} | _spread("alone", alone) | _spread(
-        "eight_at_a_time", together)
+    row = {"results": results, "queries": len(boards), "load_average_before": load, "seconds_to_refresh_all": round(refreshed, 1)}
+    return row | _spread("alone", alone) | _spread("eight_at_a_time", together)
 
 
 def _ask(server: Process, board: dict[str, str]) -> float:
     started = time.monotonic()
-    answer = httpx.get(f"{server.base}/api/v1/leaderboard", params=board, timeout=60)
+    answer = WEB.get(f"{server.base}/api/v1/leaderboard", params=board)
     seconds = time.monotonic() - started
     assert answer.status_code == 200 and answer.json()["rows"], answer.text
     return seconds
@@ -257,6 +262,8 @@ def _spread(name: str, seconds: list[float]) -> dict[str, float]:
     return {f"{name}_median_ms": round(1000 * statistics.median(found), 1), f"{name}_p95_ms": round(1000 * cut, 1),
             f"{name}_longest_ms": round(1000 * found[-1], 1)}
 
+
+PARTS = {"submit": submit, "kill": kill, "leaderboard": leaderboard}
 
 if __name__ == "__main__":
     main()
