@@ -341,6 +341,14 @@ def test_a_bomb_inside_a_packed_file_is_refused(members, tmp_path, kind, rule):
     assert rule in errors(report)
 
 
+def test_packed_files_are_bounded_together_and_samples_in_number(members, tmp_path):
+    """Both cost time and memory to look at: many small bombs, and a bootstrap of ten thousand draws of each sample."""
+    folder = forge(members, tmp_path, KEY)
+    assert check(folder).is_accepted and errors(check(folder, Limits(all_unpacked_bytes=20_000))) == {"zip-bomb"}
+    many = with_json(members, record_of_method(members, "checkpoint"), setting("measured.step_seconds", [1.0] * 100_000))
+    assert errors(check(forge(many, tmp_path / "many", KEY))) == {"schema"}
+
+
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', "[" * 5000, "[]", "nothing", "",
                                   '{"a": "\\ud800"}', '{"a": "\\u0000"}'])
 @pytest.mark.parametrize("file", ["run.json", "claims.json", "record.json", "baseline"])

@@ -33,6 +33,7 @@ class Contents:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
+        self._unpacked: dict[str, int] = {}  # name -> bytes of the .gz files that were read
         self._tapes: dict[str, Tape] = {}
         self._schedules: dict[str, Schedule] = {}
 
@@ -56,8 +57,12 @@ class Contents:
         return hashlib.sha256(self.read(name)).hexdigest()
 
     def unpacked(self, name: str, *, may_be_cut: bool = False) -> bytes:
-        """The content of a .gz file."""
-        return gunzip(self.read(name), name, self.limits, may_be_cut=may_be_cut)
+        """The content of a .gz file. BundleRefused (zip-bomb) where all that were read are too much together."""
+        data = gunzip(self.read(name), name, self.limits, may_be_cut=may_be_cut)
+        self._unpacked[name] = len(data)
+        if sum(self._unpacked.values()) > self.limits.all_unpacked_bytes:
+            raise BundleRefused("zip-bomb", name, f"all that is packed unpacks to more than {self.limits.all_unpacked_bytes:,} bytes")
+        return data
 
     def json(self, name: str) -> Any:
         """A .json file's value."""

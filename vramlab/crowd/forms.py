@@ -27,7 +27,8 @@ Text = Annotated[str, Field(max_length=20_000)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 CellId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Utc = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
-Samples = Annotated[list[Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]], Field(min_length=1, max_length=100_000)]
+# Of each, 10,000 resamples are drawn.
+Samples = Annotated[list[Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]], Field(min_length=1, max_length=1_000)]
 
 
 class Closed(BaseModel):
@@ -71,7 +72,7 @@ class Measure(Open):
     """How a cell is measured."""
 
     warmup: Count
-    steps: Annotated[int, Field(ge=1, le=100_000)]
+    steps: Annotated[int, Field(ge=1, le=1_000)]
     gate_steps: Count
     gate_batch_size: Annotated[int, Field(ge=1)] | None
     time: bool
@@ -474,7 +475,7 @@ class Workflow(Open):
     title: Word | None = None
     label: Word | None = None
     description: Text | None = None
-    claims: Annotated[list[ClaimRequest], Field(max_length=1000)]
+    claims: Annotated[list[ClaimRequest], Field(max_length=200)]
 
 
 class PlannedCell(Open):

@@ -35,10 +35,11 @@ class Limits:
     """The most that a bundle may be."""
 
     archive_bytes: int = 2**25
-    files: int = 20_000
+    files: int = 5_000
     file_bytes: int = 2**24  # as it lies in the bundle
     total_bytes: int = 2**27  # all files as they lie in the bundle
-    unpacked_bytes: int = 2**27  # of one .gz file
+    unpacked_bytes: int = 2**26  # of one .gz file
+    all_unpacked_bytes: int = 2**28  # of all .gz files
     ratio: float = 200.0  # unpacked over packed bytes; what deflate can do is 1032
 
 
