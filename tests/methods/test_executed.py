@@ -22,7 +22,7 @@ ASKED = [("checkpoint", {}), ("checkpoint", {"plan": "recursive"}), ("delta", {}
          ("delta", {"action": "recompute-only"}), ("superneurons", {}), ("superneurons", {"recomputation": "memory-centric"}),
          ("superneurons", {"offload": "all"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {}),
          ("vdnn", {"policy": "all"}), ("vdnn", {"policy": "conv"})]
-ASKED += [("dtr", {}), ("dtr", {"heuristic": "eq"})]
+ASKED += [("dtr", {}), ("dtr", {"heuristic": "eq"}), ("rotor", {})]
 
 
 def tightest(tape, method: str, options: dict) -> CheckedSchedule:
@@ -54,7 +54,7 @@ def test_the_tightest_plans_do_recompute_and_move():
     make_model, loss_fn, batch = training_steps()["conv-bn-dropout"]
     captured = capture(make_model(), loss_fn, batch)
     tape = captured.tape.with_costs([1.0] * len(captured.tape.ops))
-    assert tightest(tape, "checkpoint", {}).schedule.count(Recompute) > 0
+    assert all(tightest(tape, name, {}).schedule.count(Recompute) > 0 for name in ("checkpoint", "rotor"))
     assert tightest(tape, "delta", {"action": "swap-only"}).schedule.count(Offload) > 3
     assert tightest(tape, "vdnn", {"policy": "all"}).schedule.count(Offload) > 3
     superneurons = tightest(tape, "superneurons", {}).schedule
