@@ -83,8 +83,8 @@ def test_the_stages_of_a_chain_are_its_layers():
 
 
 def test_the_facts_of_a_chain_by_hand():
-    """conv1 of chain(3): it hands on one map, which is all it keeps. Behind it are one gradient map, one weight's gradient and the loss. Its
-    backward holds what it saved no more, and makes a map and a weight's gradient beside the gradient that it reads."""
+    """conv1 of chain(3): it hands on one map, which is all it keeps. Behind it are one gradient map, one weight's gradient and the loss.
+    Its backward holds what it saved no more, and makes a map and a weight's gradient beside the gradient that it reads."""
     tape = chain(3)
     facts = chain_facts(tape, DEVICE, stages_of(tape))
     assert [int(column[1]) for column in (facts.x_bytes, facts.saved_bytes, facts.drop_rise_bytes, facts.keep_rise_bytes)] == [MAP] * 4
