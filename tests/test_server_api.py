@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from datetime import timedelta
 
 import pytest
 from crowd_made import headers_of, measured, packed, served
+from genuine import genuine_bundle, genuine_run
 from sqlalchemy import select
 
+from vramlab.crowd import archive, check, pack_run
 from vramlab.crowd.server.audit import broken_links
 from vramlab.crowd.server.standings import refresh_all
 from vramlab.crowd.server.tables import Audit, Bundle, Result, Standing, now
 from vramlab.crowd.signing import is_signed, make_key
+from vramlab.record import RunRecord
 
 BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 V100, A100 = "Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-40GB"
@@ -144,8 +148,6 @@ def test_without_telemetry_of_its_own_nothing_is_reproduced(lite, tmp_path):
 
     from hand_made import write_run
 
-    from vramlab.crowd import archive, pack_run
-
     ours = lite.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
     bundle = pack_run(write_run(tmp_path / "bare", [replace(measured(2, host="two", gpu=V100), files={})]), key=lite.keys["bob"])
     bundle.write(tmp_path / "bare-bundle")
@@ -211,8 +213,6 @@ def test_a_newer_bundle_supersedes_the_older_one_of_the_same_account(server):
 def test_a_run_that_grew_counts_each_record_once(lite, tmp_path):
     from crowd_made import run_of
 
-    from vramlab.crowd import archive, pack_run
-
     records = [measured(1, gpu=V100), measured(2, gpu=V100, budget="50%")]
     for count in (1, 2):
         bundle = pack_run(run_of(tmp_path / f"grown-{count}" / "run", records[:count]), key=lite.keys["ada"])
@@ -233,6 +233,30 @@ def test_an_organiser_flags_and_clears(server):
     assert server.say("olga", f"bundles/{ours}/clear", reason="explained").json()["state"] == "checked"
     assert states(server, ours) == states(server, theirs) == [("reproduced", 1, 0)]
     check_standings(server)
+
+
+def test_with_every_rule_genuine_runs_of_two_machines_reproduce_each_other(tmp_path):
+    """The server as it runs: bundles whose every number is derived anew, and one in which one number is another."""
+    with served(tmp_path, examine=check) as server:
+        bundles = {name: genuine_bundle(tmp_path / "made", seed=seed, key=server.keys[name]) for seed, name in enumerate(("ada", "bob"), 1)}
+        answers = [server.post(name, archive.pack(bundle)) for name, bundle in bundles.items()]
+        assert [(a.status_code, a.json()["state"]) for a in answers] == [(201, "checked")] * 2, [a.text for a in answers]
+        for answer in answers:
+            results = server.get(f"bundles/{answer.json()['bundle']}")["results"]
+            assert sorted((r["is_simulated"], r["state"], r["reproduced_count"]) for r in results) == [
+                (False, "reproduced", 1), (False, "reproduced", 1), (True, "checked", 0), (True, "checked", 0)]
+        row, = server.get("claims")
+        assert (row["claim"], row["accounts"]) == ("delta-mem-save", 2)
+        run = genuine_run(tmp_path / "spoilt", seed=3)
+        record = next(path for path in (run / "cells").glob("*/record.json") if RunRecord.load(path).predicted["recomputes"])
+        body = json.loads(record.read_text())
+        body["predicted"]["step_seconds"] *= 0.99
+        record.write_text(json.dumps(body))
+        bundle = pack_run(run, key=server.keys["chris"])
+        bundle.write(tmp_path / "spoilt-bundle")
+        answer = server.post("chris", archive.pack(bundle.place(tmp_path / "spoilt-bundle")))
+        assert answer.status_code == 422 and answer.json()["findings"], answer.text
+        assert server.get("accounts/chris")["bundles"] == []
 
 
 # -------------------------------------------------------------------------------------------------------------------- marks

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vramlab.crowd.server.settings import Settings
 
 ACTOR = "command line"  # in the audit log: whoever can read the data folder
-_NEEDED = ("alembic", "fastapi", "sqlalchemy", "uvicorn", "multipart")
+_NEEDED = ("alembic", "fastapi", "sqlalchemy", "uvicorn", "python_multipart")
 
 
 def _settings(data_dir: Path | None, database_url: str | None) -> Settings:
