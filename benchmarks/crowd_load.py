@@ -4,7 +4,7 @@
                                     [--parts submit,kill,leaderboard]
 
     submit        all submitters at once, every tenth bundle sent a second time; what is there afterwards is held against what was sent
-    kill          the same bundles into a new server that is killed with SIGKILL at random instants and started again; after each kill
+    kill          some of these bundles into a new server that is killed with SIGKILL at random instants and started again; after each kill
                   everything that was acknowledged has to be there
     leaderboard   seconds of GET /api/v1/leaderboard over HTTP, one client after the other and eight at a time, over random boards
 
@@ -82,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--submitters", type=int, default=64)
     parser.add_argument("--bundles", type=int, default=50, help="of each submitter")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--killed-bundles", type=int, default=640, help="of all submitters, while the server is being killed")
     parser.add_argument("--results", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=400)
     parser.add_argument("--databases", default="sqlite,postgresql")
@@ -151,6 +152,7 @@ def submit(place: Path, url: str, bundles: list, options: argparse.Namespace) ->
 
 def kill(place: Path, url: str, bundles: list, options: argparse.Namespace) -> dict[str, Any]:
     """SIGKILL at random instants."""
+    bundles = bundles[:options.killed_bundles]
     database = Database(read_settings({}, data_dir=place, database_url=url))
     tokens = accounts_of(database, options.submitters)
     server = Process(place, url)

@@ -86,7 +86,7 @@ def test_the_leaderboard_reads_its_summary_only_and_by_an_index(filled):
 
 def test_the_load_run_holds_in_small(load, tmp_path):
     """Submitting, killing and asking as the benchmark does, with a few of each."""
-    options = Namespace(submitters=4, bundles=4, kills=2, results=3000, queries=10)
+    options = Namespace(submitters=4, bundles=4, kills=2, killed_bundles=16, results=3000, queries=10)
     bundles = load.make_bundles(tmp_path / "made", options.submitters, options.bundles)
     sent = load.submit(tmp_path / "submit", "", bundles, options)
     assert (sent["new"], sent["known"], sent["bundles"]) == (16, 2, 16)
