@@ -156,6 +156,8 @@ def test_accounts_and_tokens_are_made_listed_and_revoked(admin, tmp_path):
     assert admin("server", "token", "revoke", row["id"]) == (0, f"token {row['id']} is revoked")
     assert json.loads(admin("server", "token", "list", "--json")[1])[0]["revoked_at"]
     assert json.loads(admin("server", "account", "list", "--json")[1])[0]["bundles"] == 0
+    assert admin("server", "account", "disable", "ada")[0] == 0 and admin("server", "account", "disable", "bob")[0] == 2
+    assert admin("server", "account", "revoke-key", "0" * 16) == (2, "nobody has used a key '0000000000000000'")
     file = tmp_path / "backup.tar"
     assert admin("server", "backup", str(file))[0] == 0 and admin("server", "backup", str(file))[0] == 2
     shutil.rmtree(tmp_path / "data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -15,7 +16,7 @@ from crowd_made import headers_of, measured, packed, served
 from sqlalchemy import select
 
 from vramlab.crowd.manifest import PURPOSE
-from vramlab.crowd.server.accounts import authenticate
+from vramlab.crowd.server.accounts import authenticate, disable_account, revoke_key
 from vramlab.crowd.server.limits import Limiter
 from vramlab.crowd.server.tables import Base
 from vramlab.crowd.signing import make_key
@@ -158,6 +159,28 @@ def test_another_accounts_key_is_refused(unharmed):
     _, body = packed(unharmed.folder, [measured(6)], key=unharmed.keys["ada"])
     answer = unharmed.post("bob", body)
     assert answer.status_code == 403 and "belongs to another account" in answer.json()["error"]
+
+
+def test_a_revoked_key_and_a_disabled_account_give_nothing_more_and_keep_what_they_gave(server):
+    key_id = server.keys["ada"].key_id
+    with server.database.write() as session:
+        revoke_key(session, key_id, actor="test")
+    _, body = packed(server.folder / "second", [measured(6)], key=server.keys["ada"])
+    assert server.post("ada", body).json()["error"] == f"key {key_id} is revoked"
+    with server.database.write() as session:
+        disable_account(session, "ada", actor="test")
+    assert server.post("ada", body).status_code == 401
+    assert [row["state"] for row in server.get("results")["results"]] == ["checked"]
+
+
+def test_a_full_disk_is_told_and_nothing_is_half_there(unharmed, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    _, body = packed(unharmed.folder, [measured(5)], key=unharmed.keys["ada"])
+    monkeypatch.setattr("vramlab.crowd.server.store.os.replace", full)
+    answer = unharmed.post("ada", body)
+    assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1 and "disk is full" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])

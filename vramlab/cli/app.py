@@ -417,6 +417,30 @@ def server_account_list(data_dir: DataDir = None, database: DatabaseUrl = None, 
     raise typer.Exit(list_accounts(data_dir, database, as_json=as_json))
 
 
+@_account.command("disable")
+def server_account_disable(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """End all tokens of an account at once; what it has submitted stays."""
+    from vramlab.cli.server import disable_account
+
+    raise typer.Exit(disable_account(name, data_dir, database))
+
+
+@_account.command("revoke-key")
+def server_account_revoke_key(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Its id: the 16 digits in a bundle's signature.")],
+    data_dir: DataDir = None,
+    database: DatabaseUrl = None,
+) -> None:
+    """Take no bundle that a key signs any more; those that it has signed stay."""
+    from vramlab.cli.server import revoke_key
+
+    raise typer.Exit(revoke_key(key, data_dir, database))
+
+
 @_token.command("create")
 def server_token_create(
     account: Annotated[str, typer.Argument(metavar="ACCOUNT")],

@@ -68,6 +68,26 @@ def list_accounts(data_dir: Path | None, database_url: str | None, *, as_json: b
     return 0
 
 
+def disable_account(name: str, data_dir: Path | None, database_url: str | None) -> int:
+    """End all of an account's tokens."""
+    with _open(data_dir, database_url) as database, database.write() as session:
+        from vramlab.crowd.server import accounts
+
+        accounts.disable_account(session, name, actor=ACTOR)
+    print(f"account {name} is disabled; what it has submitted stays")
+    return 0
+
+
+def revoke_key(key_id: str, data_dir: Path | None, database_url: str | None) -> int:
+    """Take nothing more that a key signs."""
+    with _open(data_dir, database_url) as database, database.write() as session:
+        from vramlab.crowd.server import accounts
+
+        accounts.revoke_key(session, key_id, actor=ACTOR)
+    print(f"key {key_id} is revoked; what it has signed stays")
+    return 0
+
+
 def create_token(account: str, scopes: Sequence[str], label: str, days: float | None, data_dir: Path | None,
                  database_url: str | None) -> int:
     """A new token, which is printed this once."""

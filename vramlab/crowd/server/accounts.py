@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server.audit import note
-from vramlab.crowd.server.tables import Account, Bundle, Token, now
+from vramlab.crowd.server.tables import Account, AccountKey, Bundle, Token, now
 from vramlab.errors import WorkflowError
 
 SCOPES = ("submit", "organise", "admin")
@@ -69,6 +69,26 @@ def list_accounts(session: Session) -> list[tuple[Account, int]]:
     rows = session.execute(select(Account, func.coalesce(bundles.c.bundles, 0)).outerjoin(bundles, bundles.c.account_id == Account.id)
                            .order_by(Account.name))
     return [(account, count) for account, count in rows]
+
+
+def disable_account(session: Session, name: str, *, actor: str) -> Account:
+    """End all tokens of an account at once; what it has submitted stays. WorkflowError when there is none."""
+    account = find_account(session, name)
+    if account.disabled_at is None:
+        account.disabled_at = now()
+        note(session, actor=actor, action="account disabled", subject=f"account {name}")
+    return account
+
+
+def revoke_key(session: Session, key_id: str, *, actor: str) -> AccountKey:
+    """Take no bundle that this key signs any more; those that it has signed stay. WorkflowError when nobody has used it."""
+    key = session.scalar(select(AccountKey).where(AccountKey.key_id == key_id))
+    if key is None:
+        raise WorkflowError(f"nobody has used a key {key_id!r}")
+    if key.revoked_at is None:
+        key.revoked_at = now()
+        note(session, actor=actor, action="key revoked", subject=f"key {key_id}")
+    return key
 
 
 def create_token(session: Session, account: str, scopes: tuple[str, ...] = ("submit",), *, label: str = "", days: float | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from vramlab.crowd.server.settings import Settings
 from vramlab.crowd.server.store import Store
 
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"same-origin"))
+FULL_SECONDS = 60  # and while the disk is full
 RETRY_SECONDS = 5  # what a client is told to wait while the database is away
 _LOOK_SECONDS = 5.0  # how often received bundles are looked for that nobody announced: those of a server that was killed
 _log = logging.getLogger(__name__)
@@ -59,8 +61,8 @@ def create_app(settings: Settings, examine: Examine = check) -> FastAPI:
                         "requests": Limiter(settings.requests_per_minute)}.items():
         setattr(app.state, name, value)
     app.include_router(api.router)
-    for error, answer in ((SQLAlchemyError, _database_fault), (Refused, api.refuse), (RequestValidationError, _invalid),
-                          (StarletteHTTPException, api.refuse_http)):
+    for error, answer in ((SQLAlchemyError, _database_fault), (OSError, _disk_fault), (Refused, api.refuse),
+                          (RequestValidationError, _invalid), (StarletteHTTPException, api.refuse_http)):
         app.add_exception_handler(error, answer)
     pages.install(app)
     app.add_middleware(Guard, app_state=app.state)
@@ -87,6 +89,14 @@ async def _database_fault(request: Request, error: Exception) -> JSONResponse:
         raise error
     body = {"error": "the database does not answer; come again", "findings": []}
     return JSONResponse(body, 503, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+async def _disk_fault(request: Request, error: OSError) -> JSONResponse:
+    """503 while the disk is full; anything else is a fault of ours and stays one."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    body = {"error": "the server's disk is full; come again later", "findings": []}
+    return JSONResponse(body, 503, headers={"Retry-After": str(FULL_SECONDS)})
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
