@@ -49,8 +49,8 @@ def found(rule: str, *records: RunRecord, samples: Telemetry | None = None) -> l
     return faults
 
 
-@pytest.mark.parametrize("rule", ["memory-order", "board", "gpu-name", "power", "telemetry-span", "telemetry-quality", "comparable",
-                                  "clock", "time-fits", "constant-samples", "prediction-far", "lower-bound"])
+@pytest.mark.parametrize("rule", ["memory-order", "board", "driver-saw", "gpu-name", "power", "telemetry-span", "telemetry-quality",
+                                  "comparable", "clock", "time-fits", "constant-samples", "prediction-far", "lower-bound"])
 def test_a_sound_record_of_a_gpu_is_plausible(rule):
     samples = telemetry(gpu_memory_used_bytes=lambda s: GIB + s, energy_joules=lambda s: 250.0 * s, power_watts=lambda s: 250 + s % 2)
     assert [f for f in found(rule, on_gpu(), samples=samples) if "in use before" not in f[1]] == []
@@ -66,7 +66,7 @@ def test_memory_is_in_order(measured, field):
 
 def test_the_driver_sees_what_torch_reserved():
     little = telemetry(gpu_memory_used_bytes=lambda s: 100 * MIB + s)
-    assert "the driver saw" in found("board", on_gpu(), samples=little)[0][1]
+    assert "the driver saw" in found("driver-saw", on_gpu(), samples=little)[0][1]
     much = telemetry(gpu_memory_used_bytes=lambda s: 33 * GIB)
     assert "on a board of" in found("board", on_gpu(), samples=much)[0][1]
 

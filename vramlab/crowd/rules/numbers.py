@@ -130,7 +130,7 @@ def _outcome(e: Examination) -> Iterator[Fault]:
                 yield where, "ok is claimed of a cell without a number"
         elif m.get("step_seconds") is not None:
             yield f"{name}:measured.step_seconds", f"a cell that ended as {outcome} has no step times"
-        if outcome is Outcome.WRONG and record.truth is not Truth.WRONG and not over:
+        if outcome is Outcome.WRONG and record.truth is not Truth.WRONG and not over and record.kind != "max_batch":
             yield where, "wrong is claimed of a cell that is neither over its budget nor unlike eager"
         if outcome is Outcome.PLAN_INFEASIBLE and record.kind == "step":
             yield from _refusal(name, record)

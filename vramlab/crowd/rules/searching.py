@@ -10,7 +10,7 @@ from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.device import load_profile
 from vramlab.finder import BATCH, described, find_largest, largest_within, values_of
 from vramlab.planner import parse_bytes
-from vramlab.record import Outcome, RunRecord
+from vramlab.record import Outcome, RunRecord, Truth
 
 _MOST_VALUES = 10_000_000  # of a range that is searched
 
@@ -90,7 +90,8 @@ def _trials(where: str, record: RunRecord, search: Mapping[str, Any]) -> Iterato
 
 def _answer(name: str, record: RunRecord, search: Mapping[str, Any]) -> Iterator[Fault]:
     largest = search.get("largest")
-    if (largest is None) == (record.outcome is Outcome.OK):
+    is_ok = record.outcome is Outcome.OK
+    if is_ok and largest is None or not is_ok and largest is not None and record.truth is not Truth.WRONG:  # the largest may be wrong
         yield f"{name}:outcome", f"{record.outcome} is claimed; the largest that fits is {largest}"
     if not search["is_simulated"] and largest is not None:
         held = next(t["peak_bytes"] for t in search["trials"] if t["value"] == largest)
