@@ -28,7 +28,7 @@ from vramlab.device import DeviceProfile, load_profile
 from vramlab.layers import basic_layers
 from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import UNLIMITED, Budget, parse_percent
-from vramlab.predicted import predicted_of, swap_against_recompute
+from vramlab.predicted import least_step_seconds, predicted_of, swap_against_recompute
 from vramlab.record import Outcome, RunRecord, Truth, hash_config, write_atomically
 from vramlab.roofline import roofline_costs
 from vramlab.run_folder import baseline_id
@@ -137,6 +137,7 @@ class _Made:
         checked.schedule.save(cell / "schedule.json.gz")
         write_telemetry(cell / "telemetry.csv.gz", [(0.1 * i, self.random.randrange(5 * 10**8, 6 * 10**8)) for i in range(300)])
         predicted = predicted_of(checked, profile) | {"eager_step_seconds": sum(op.seconds for op in tape.ops),
+                                                      "least_step_seconds": least_step_seconds(checked, profile, budget_bytes),
                                                       "swap_vs_recompute": swap_against_recompute(tape, profile)}
         provenance = {
             "started": "2026-01-02T03:04:05Z", "ended": "2026-01-02T03:04:35Z", "seconds": 30.0, "vramlab": "0.1.0", "written_by": "cell",

@@ -1,7 +1,7 @@
 """Reads imports without running anything, and says which of them break the floors of the house.
 
     0  errors device                                       the standard library only
-    1  tape schedule trace record liveness check ...       pure: numpy and numba at most, never torch, however indirectly
+    1  tape schedule trace record liveness check ...       pure: numpy, numba and scipy at most, never torch, however indirectly
     2  capture execute gate ...                            the machine: torch is at home here; whatever is not named below
     3  collection workflow telemetry runner ...            cards, YAML, processes, probes: no torch, however indirectly
     4  report/ crowd/ cli/                                 read records: no torch, however indirectly
@@ -22,7 +22,7 @@ GROUND = frozenset({"errors", "device"})
 PURE = GROUND | frozenset("""
     tape tile schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
     family finder in_place micro_batches batch_mean split variants prediction at_peak live_bytes effort
-    predicted roofline stages
+    predicted roofline stages bounds program
 """.split())
 TORCH_FREE = PURE | frozenset("""
     __main__ child citations claiming cli collection crowd doctor environment forks isolate largest method_check nvml report run_folder
@@ -30,7 +30,7 @@ TORCH_FREE = PURE | frozenset("""
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})
-NUMERIC = frozenset({"numpy", "numba"})
+NUMERIC = frozenset({"numpy", "numba", "scipy"})
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class House:
         return [name for name in self.modules if name == "vramlab" or name.split(".")[1] in TORCH_FREE]
 
     def broken_pure(self) -> list[str]:
-        """Imports of the pure floors that are neither the standard library, numpy, numba nor pure."""
+        """Imports of the pure floors that are neither the standard library, numpy, numba, scipy nor pure."""
         bad = []
         for name in PURE:
             for i in self.imports.get(f"vramlab.{name}", []):

@@ -37,7 +37,7 @@ from vramlab.micro_loss import divisors_of_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, needs_of, parse_bytes, passes_of
 from vramlab.parallel import share_of, simulate_parallel
-from vramlab.predicted import predicted_of, swap_against_recompute
+from vramlab.predicted import least_step_seconds, predicted_of, swap_against_recompute
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_like, prepare_tape, prepared_for
 from vramlab.record import Outcome, Truth
@@ -293,6 +293,8 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
     facts |= {"tape_digest": tape.digest, "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}}
     over_devices = _over_devices(one, checked, profile, devices) if "devices" in cell.config else {}
     against = {"eager_step_seconds": sum(op.seconds for op in plain.ops)}  # the library's algorithms, the whole batch at once
+    if out is not None and not tape.micro_batches and devices == 1:
+        against["least_step_seconds"] = least_step_seconds(checked, profile, budget.device_bytes if is_limited else None)
     return facts | {"schedule_digest": schedule.digest, "predicted": predicted_of(checked, profile) | against | over_devices}
 
 

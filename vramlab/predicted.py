@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from vramlab.at_peak import feature_bytes_at_peak, live_at_peak
+from vramlab.bounds import step_seconds_bound
 from vramlab.check import CheckedSchedule
 from vramlab.device import DeviceProfile
 from vramlab.effort import effort
-from vramlab.schedule import Compute
+from vramlab.planner import UNLIMITED
+from vramlab.schedule import Compute, Free, Offload
 from vramlab.simulate import simulate
 from vramlab.tape import Role, Tape
 from vramlab.trace import Trace
@@ -32,6 +34,16 @@ def predicted_of(checked: CheckedSchedule, profile: DeviceProfile) -> dict[str, 
                                  "feature_bytes_at_peak": feature_bytes_at_peak(checked)}
     found |= effort(checked, trace)
     return found | ({"micro_batches": list(checked.tape.micro_batches)} if checked.tape.micro_batches else {})
+
+
+def least_step_seconds(checked: CheckedSchedule, profile: DeviceProfile, budget_bytes: int | None) -> float:
+    """What no schedule of this tape within the budget is below in simulated step time: see vramlab/bounds.py.
+
+    State is taken to stay on the device where this schedule leaves it there. The ops' least seconds alone where there is no budget.
+    """
+    state = {s.id for s in checked.tape.storages if s.at_start and s.at_end}
+    moves = any(isinstance(i, Free | Offload) and i.storage in state for i in checked.schedule.instructions)
+    return step_seconds_bound(checked.tape, profile, UNLIMITED if budget_bytes is None else budget_bytes, state_stays=not moves)
 
 
 def average_state_bytes(checked: CheckedSchedule, trace: Trace) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.crowd.findings import Severity
-from vramlab.crowd.rules.agreeing import agree, disagreements
+from vramlab.crowd.rules.agreeing import RELATIVE, agree, disagreements
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.device import DeviceProfile, load_profile, profile_names
 from vramlab.errors import ScheduleError
@@ -29,8 +29,8 @@ from vramlab.variants import with_variants
 
 _SIM = "sim:"
 # Of `predicted`: what is not of the schedule and its device.
-_BESIDE = ("eager_step_seconds", "swap_vs_recompute", "infeasible", "split_convolutions", "inplace_gradients", "sensitivity", "devices",
-           "parallel", "one_device_step_seconds", "speedup_over_one_device")
+_BESIDE = ("eager_step_seconds", "least_step_seconds", "swap_vs_recompute", "infeasible", "split_convolutions", "inplace_gradients",
+           "sensitivity", "devices", "parallel", "one_device_step_seconds", "speedup_over_one_device")
 _ANY_BOARD = "v100-32gb"  # for what does not depend on a device
 
 
@@ -222,6 +222,7 @@ def _prediction_faults(found: Planned, checked: CheckedSchedule) -> Iterator[Fau
     claimed = {key: value for key, value in found.record.predicted.items() if key not in _BESIDE}
     derived = predicted_of(checked, profile)
     yield from disagreements(where, {key: claimed.get(key) for key in derived}, derived)
+    yield from _bound_faults(found, derived["step_seconds"])
     if found.devices > 1:
         many = simulate_parallel(checked, profile, found.devices).to_json()
         yield from disagreements(f"{where}.parallel", found.record.predicted.get("parallel"), many)
@@ -229,6 +230,15 @@ def _prediction_faults(found: Planned, checked: CheckedSchedule) -> Iterator[Fau
         yield from _counts(f"{found.name}:measured", found.record.measured, derived)
     if found.record.truth_detail.get("offloads") is not None and not checked.tape.micro_batches:
         yield from _counts(f"{found.name}:truth_detail", found.record.truth_detail, derived)
+
+
+def _bound_faults(found: Planned, step_seconds: float) -> Iterator[Fault]:
+    """The time that no schedule is below: not under the ops' own least seconds, not above a step that is. The program that it is the
+    optimum of is not solved again: a submitted tape may make it as hard as it likes."""
+    claimed = found.record.predicted.get("least_step_seconds")
+    own = sum(min([op.seconds, *(v.seconds for v in op.variants)]) for op in found.tape.ops)
+    if claimed is not None and not own * (1 - RELATIVE) <= claimed <= step_seconds * (1 + RELATIVE):
+        yield f"{found.name}:predicted.least_step_seconds", f"{claimed!r} is not between {own!r} of the ops and {step_seconds!r}"
 
 
 def _counts(where: str, claimed: Any, derived: dict[str, Any]) -> Iterator[Fault]:
