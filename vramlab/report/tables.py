@@ -207,12 +207,13 @@ def _measured(table: Table, numbers: Numbers, record: RunRecord) -> list[Value]:
 
 
 def _ratio(table: Table, numbers: Numbers, ratio: Mapping[str, Any], drift: Mapping[str, Any], record: RunRecord) -> Value:
-    """The ratio with its interval, and the words *not distinguishable* when it lies inside the drift. Eager's own is its drift: one step
-    against itself has one interval."""
+    """The ratio with its interval, or beside it the words *not distinguishable* when that lies inside the drift, and the interval as its
+    tooltip: both would not fit a page. Eager's own is its drift: one step against itself has one interval."""
     if record.config.get("method") == "eager" and drift:
         return _interval(table, numbers, drift, "measured.drift", "measured.step_seconds")
     if is_distinguishable(ratio, drift) is False and counts(record):
-        return Value(text=f"{interval_in_words(ratio)}, not distinguishable", is_word=True, exact=f"{ratio['median']}",
+        told = interval_in_words(ratio)
+        return Value(text=f"{told.partition(' ')[0]}, not distinguishable", is_word=True, exact=told,
                      note=table.note("the interval of time / eager's holds 1.0, or lies inside that of eager against itself"))
     return _interval(table, numbers, ratio, "measured.ratio", "measured.step_seconds")
 

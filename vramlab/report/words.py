@@ -50,9 +50,9 @@ def decimals_for(low: float, high: float) -> int:
 
 def interval_in_words(block: Mapping[str, Any]) -> str:
     """`1.23 (1.20 to 1.26; 20 pairs)` of a {median, low, high, n} block, with the digits that its width supports; of too few pairs for an
-    interval `1.23 (3 pairs, too few for an interval)`, whatever ends the block has; else a dash."""
+    interval `1.23 (3 pairs, no interval)`, whatever ends the block has; else a dash."""
     if is_of_few_pairs(block) and block.get("median") is not None:
-        return f"{block['median']:.2f} ({count_of(block['n'], 'pair')}, too few for an interval)"
+        return f"{block['median']:.2f} ({count_of(block['n'], 'pair')}, no interval)"
     values = [block.get(key) for key in ("median", "low", "high")]
     if any(value is None for value in values):
         return DASH
