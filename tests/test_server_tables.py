@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from vramlab.crowd.server.accounts import authenticate, create_account, create_token, list_tokens, revoke_token
 from vramlab.crowd.server.audit import broken_links, note
-from vramlab.crowd.server.database import Database, newest_revision
+from vramlab.crowd.server.database import Database, file_system, newest_revision
 from vramlab.crowd.server.settings import read_settings
 from vramlab.crowd.server.tables import Account, Audit, Base, now
 from vramlab.errors import EnvironmentUnable, WorkflowError
@@ -138,3 +138,24 @@ def test_settings_come_from_words_then_the_environment_then_the_defaults(tmp_pat
         read_settings({"VRAMLAB_SERVER_CHECK_SLOT": "1"})
     with pytest.raises(WorkflowError, match="SQLite .* or PostgreSQL"):
         read_settings({}, database_url="mysql://x/y")
+
+
+@pytest.mark.parametrize("kind, journal", [("ext4", "wal"), ("nfs4", "delete"), ("lustre", "delete"), ("", "wal")])
+def test_on_a_file_system_that_machines_share_there_is_no_write_ahead_log(tmp_path, monkeypatch, kind, journal):
+    monkeypatch.setattr("vramlab.crowd.server.database.file_system", lambda folder: kind)
+    database = Database(read_settings({}, data_dir=tmp_path))
+    with database.engine.connect() as connection:
+        settings = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous", "foreign_keys")]
+    database.close()
+    assert settings == [journal, 2, 1]
+
+
+def test_the_type_of_a_file_system_is_the_kernels(tmp_path):
+    """Against what `stat` says of two that every Linux has."""
+    import subprocess
+    from pathlib import Path
+
+    for folder in (tmp_path, Path("/proc")):
+        told = subprocess.run(["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True).stdout.strip()
+        if not told.startswith("UNKNOWN"):  # a file system that is younger than this `stat`
+            assert file_system(folder)[:3] == told[:3], (file_system(folder), told)
