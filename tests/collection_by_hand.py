@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server import accounts
@@ -38,7 +39,8 @@ class Made:
 
 def fill(session: Session, shown: Any = str) -> Made:
     """Write the collection. `shown` wraps every free text: a test can put something hostile around each."""
-    people = {name: accounts.create_account(session, name, actor="test") for name in ("ada", "bob", "eve")}
+    people = {name: session.scalar(select(Account).where(Account.name == name)) or accounts.create_account(session, name, actor="test")
+              for name in ("ada", "bob", "eve")}
     for account in people.values():
         account.display_name, account.affiliation = shown(account.name.title()), shown("Institute")
     tokens = {name: accounts.create_token(session, name, scopes, actor="test")[0]
@@ -57,7 +59,8 @@ def fill(session: Session, shown: Any = str) -> Made:
     e = bundle(session, people["bob"], "e", "withdrawn", shown)
     made.results["withdrawn"] = result(session, e, "delta", "60%", 4.0, 0.1, shown, state="withdrawn").id
     for one, other in ((first, again), (again, first)):
-        session.add(Agreement(result_id=one.id, other_id=other.id, kind="reproduced", differences={"peak_bytes": 0.0, "overhead": 0.02}))
+        session.add(Agreement(result_id=one.id, other_id=other.id, account_id=other.account_id, kind="reproduced",
+                              differences={"peak_bytes": 0.0, "overhead": 0.02}))
     _standings(session, made.results, shown)
     _verdicts(session, {"a": a, "b": b, "c": c, "d": d}, shown)
     session.add(Mark(bundle_id=a.id, body={"bundle": a.name, "note": shown("checked")}, key_id="k" * 16, signature=shown("sig")))

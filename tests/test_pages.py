@@ -151,12 +151,12 @@ def test_a_paper_has_its_people_links_methods_claims_checklists_and_results(site
 
 
 def test_the_claim_board_keeps_measured_and_simulated_verdicts_apart(site):
-    assert "2 reproduced 1 partly 2 submitters" in site.row("/claims", "delta-mem-save")
-    assert "3 reproduced 1 partly 3 submitters" in site.row("/claims?unverified=1", "delta-mem-save")
+    assert "2 reproduced 1 partly – 2 submitters" in site.row("/claims", "delta-mem-save")
+    assert "3 reproduced 1 partly – 3 submitters" in site.row("/claims?unverified=1", "delta-mem-save")
     said = site.text("/claims/delta-mem-save")
     assert said.index("Measured") < said.index("37.4 % saved") < said.index("By simulation") < said.index("34.4 % saved")
     # a claim that nobody has tested is there when its system is asked for, without a verdict
-    assert site.row("/claims?system=DELTA", "delta-bs-r50").endswith("– – 0 submitters")
+    assert site.row("/claims?system=DELTA", "delta-bs-r50").endswith("– – – 0 submitters")
 
 
 def test_a_submitter_has_counts_by_state(site):

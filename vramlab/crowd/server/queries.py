@@ -285,6 +285,7 @@ class ClaimRow:
     verdicts: Mapping[str, int]  # verdict -> number of runs
     measured: Mapping[str, int]  # the same, over the runs that measured
     simulated: Mapping[str, int]  # the same, over verdicts that rest on simulation
+    neither: Mapping[str, int]  # the same, over verdicts without evidence: not testable there
     accounts: int
     latest: datetime
 
@@ -309,7 +310,7 @@ def _claim_row(claim: str, rows: Sequence[Any]) -> ClaimRow:
         return {verdict: len(by) for verdict, by in sorted(found.items())}
 
     return ClaimRow(claim=claim, verdicts=accounts((True, False, None)), measured=accounts((False,)), simulated=accounts((True,)),
-                    accounts=len({row.account_id for row in rows}), latest=max(row[-1] for row in rows))
+                    neither=accounts((None,)), accounts=len({row.account_id for row in rows}), latest=max(row[-1] for row in rows))
 
 
 def verdicts_of_claim(session: Session, claim: str, *, include_unverified: bool = False, limit: int = 200) -> list[Verdict]:

@@ -159,8 +159,9 @@ def _why_missing(title: str, value: Any, row: Result, record: RunRecord | None) 
 
 def settings(row: Result, record: RunRecord | None) -> list[tuple[str, str]]:
     """What the cell was asked to do: its record's config, with what the server keeps of it."""
-    kept = [(name, str(value)) for name in _SETTINGS if (value := getattr(row, name)) not in (None, "")]
-    return kept + (words.leaves(record.config) if record else words.leaves({"options": row.options}))
+    told = record.config if record else {"options": row.options}
+    kept = {name: getattr(row, name) for name in _SETTINGS if name not in told and getattr(row, name) not in (None, "")}
+    return words.leaves({**kept, **told})
 
 
 def comparison(pair: Sequence[Result], records: Sequence[RunRecord | None]) -> dict[str, Any]:
@@ -189,5 +190,6 @@ def claim_rows(names: Iterable[str], known: Mapping[str, PaperClaim], board: Map
         rows.append({"id": name, "statement": f"{claim.system}: {claim.metric}" + (f", {claim.model}" if claim.model else "") if claim
                      else "a claim that this server's collection does not know", "claimed": claim.in_words if claim else DASH,
                      "counts": claim.counts if claim else True, "measured": row.measured if row else {},
-                     "simulated": row.simulated if row else {}, "accounts": row.accounts if row else 0})
+                     "simulated": row.simulated if row else {}, "neither": row.neither if row else {},
+                     "accounts": row.accounts if row else 0})
     return rows

@@ -20,7 +20,7 @@ from vramlab.crowd.server.accounts import Caller, authenticate
 from vramlab.crowd.server.api import address_of
 from vramlab.crowd.server.intake import Refused
 from vramlab.crowd.server.pages import reads, words
-from vramlab.crowd.server.pages.asked import LARGEST, result_number
+from vramlab.crowd.server.pages.asked import LARGEST, plain_text, result_number
 from vramlab.crowd.server.pages.site import HEADERS, find_visitor, link_maker, render, secret_of, set_cookie
 from vramlab.crowd.server.pages.visits import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, VISIT_COOKIE, is_csrf_token, make_session
 from vramlab.crowd.server.tables import NAME
@@ -216,7 +216,7 @@ def _moment(text: str) -> datetime:
 def show_competition(request: Request, name: str, visitor: Caller | None, *, fault: str = "", given: str = "") -> Response:
     """One competition with its ranking, and the form to enter where the visitor may."""
     with request.app.state.database.read() as session:
-        found = queries.competition(session, name)
+        found = queries.competition(session, plain_text(name))
         if found is None:
             raise HTTPException(404, f"There is no competition {name!r}.")
         stage = contests.phase(found.competition)
@@ -239,7 +239,7 @@ def _enter(request: Request, name: str, form: Mapping[str, str]) -> Response:
     try:
         number = result_number(form.get("result", "").strip())
         with request.app.state.database.write() as session:
-            contests.enter(session, name, number, visitor)
+            contests.enter(session, plain_text(name), number, visitor)
     except (Refused, HTTPException) as refusal:
         said = refusal.error if isinstance(refusal, Refused) else refusal.detail
         told = f"{said[:1].upper()}{said[1:].rstrip('.')}."

@@ -23,6 +23,7 @@ from vramlab.crowd.server.tables import State
 router = APIRouter(include_in_schema=False)
 router.include_router(organise.router)
 FEED_ROWS = 50
+PAPER_ROWS = 100  # results on a paper's page
 
 
 def page(path: str) -> Callable[[Any], Any]:
@@ -188,13 +189,13 @@ def paper(request: Request, key: str) -> Response:
     entry = _found(shelves().papers.get(key), f"No card cites a paper {key!r}.")
     with request.app.state.database.read() as session:
         names = sorted({name for facts in entry.methods for name in facts.names})
-        rows = queries.results_of_methods(session, names, include_unverified=True, limit=MOST_ROWS) if names else \
+        rows = queries.results_of_methods(session, names, include_unverified=True, limit=PAPER_ROWS) if names else \
             [row for model in entry.models for row in queries.results(session, ResultFilter(model=model, include_unverified=True),
                                                                       limit=reads.PAGE, newest_first=True)]
         board = {row.claim: row for row in queries.claim_board(session)}
         related = [(facts.name, other.key) for other in shelves().papers.values() if other.key != key for facts in other.methods
                    if set(facts.tags) & {tag for mine in entry.methods for tag in mine.tags}]
-        return _view(request, "paper.html.j2", entry=entry, rows=rows, has_more=len(rows) >= MOST_ROWS, related=related,
+        return _view(request, "paper.html.j2", entry=entry, rows=rows, has_more=len(rows) >= PAPER_ROWS, related=related,
                      claims=boards.claim_rows(entry.claims, shelves().claims, board), checklists=shelves().checklists)
 
 
@@ -214,6 +215,7 @@ def claims(request: Request) -> Response:
 @page("/claims/{name}")
 def claim(request: Request, name: str) -> Response:
     """Each run's verdict on one claim."""
+    name = plain_text(name)
     known = shelves().claims.get(name)
     with request.app.state.database.read() as session:
         verdicts = queries.verdicts_of_claim(session, name, include_unverified=True, limit=MOST_ROWS)
@@ -228,6 +230,7 @@ def claim(request: Request, name: str) -> Response:
 @page("/submitters/{name}")
 def submitter(request: Request, name: str) -> Response:
     """One account as everybody may see it."""
+    name = plain_text(name)
     with request.app.state.database.read() as session:
         found = _found(queries.submitter(session, name), f"There is no submitter {name!r}.")
         rows, pages = _leaf(request, session, ResultFilter(account=name, include_unverified=True), f"/submitters/{name}", {})

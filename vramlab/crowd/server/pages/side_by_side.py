@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vramlab.crowd.server.pages.words import value_in_words
+from vramlab.crowd.server.pages.words import plainly, value_in_words
 from vramlab.record import RunRecord
 from vramlab.report.compare import Difference, compare_records, unlike
 from vramlab.report.words import DASH, is_simulated, significant
@@ -28,7 +28,7 @@ class Row:
 def settings_that_differ(first: RunRecord, second: RunRecord) -> list[tuple[str, str, str]]:
     """(dotted name, first's, second's) of config and environment, every leaf that is not equal."""
     found = [*unlike("", first.config, second.config), *unlike("environment", first.environment, second.environment)]
-    return [(name.lstrip("."), _text(a), _text(b)) for name, a, b in found if not name.startswith("environment.missing")]
+    return [(name.lstrip("."), plainly(a), plainly(b)) for name, a, b in found if not name.startswith("environment.missing")]
 
 
 def warnings(first: RunRecord, second: RunRecord) -> Iterator[str]:
@@ -75,5 +75,3 @@ def _machine(record: RunRecord) -> Any:
     return record.environment.get("system", {}).get("host_hash")
 
 
-def _text(value: Any) -> str:
-    return DASH if value is None else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,8 +94,15 @@ def leaves(body: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for key, value in body.items():
         name = f"{path}.{key}" if path else str(key)
-        found += leaves(value, name) if isinstance(value, Mapping) else [(name, DASH if value is None else str(value))]
+        found += leaves(value, name) if isinstance(value, Mapping) else [(name, plainly(value))]
     return found
+
+
+def plainly(value: Any) -> str:
+    """As JSON has it, so that it can be found in the record; a dash for null."""
+    if value is None:
+        return DASH
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def tally_in_words(tally: Mapping[str, int]) -> str:
