@@ -51,11 +51,11 @@ class Open(BaseModel):
 
 # --- a record -------------------------------------------------------------------------------------------------------------
 class IntervalForm(Closed):
-    """Median and its bounds over so many samples."""
+    """Median and its bounds over so many samples; no bounds over too few."""
 
     median: Number
-    low: Number
-    high: Number
+    low: Number | None
+    high: Number | None
     n: Annotated[int, Field(ge=1)]
 
 

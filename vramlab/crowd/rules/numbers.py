@@ -43,7 +43,7 @@ def _step_times(e: Examination) -> Iterator[Fault]:
         yield from disagreements(f"{where}.warmup_steps", m.get("warmup_steps"), asked["warmup"])
         if m.get("drift") is not None:
             told = distinguishable(ratio, Interval(**m["drift"]))
-            yield from disagreements(f"{where}.is_distinguishable", m.get("is_distinguishable"), bool(told))
+            yield from disagreements(f"{where}.is_distinguishable", m.get("is_distinguishable"), told)
 
 
 @rule(Round.DERIVATION, "baseline", "eager's own peak and drift are those of the bundle's baselines, whose drift follows from its samples")

@@ -61,7 +61,8 @@ def _told(difference: Difference, simulated: bool) -> str:
     if difference.first == difference.second:
         return "equal"
     if difference.figure == "step time / eager's":
-        return "yes: neither 95 % interval reaches into the other" if difference.is_distinguishable else "no: their 95 % intervals overlap"
+        apart, not_apart = "yes: neither 95 % interval reaches into the other", "no: their 95 % intervals overlap, or have too few pairs"
+        return apart if difference.is_distinguishable else not_apart
     return "yes: a prediction has no noise" if simulated else "yes"
 
 
