@@ -271,3 +271,26 @@ def test_archives_that_no_bundle_has_go_after_a_day(tmp_path):
         os.utime(kept, (0, 0))
         server.web.app.state.intake.sweep()
         assert {p.name[0] for p in (server.settings.data_dir / "bundles").rglob("*.gz")} == {"b", kept.name[0]} and bundle
+
+
+def test_those_who_look_are_answered_while_many_submissions_wait(tmp_path):
+    """Every slot is taken and thirty bundles wait: a look is answered at once, and in the end all bundles are there."""
+    from crowd_made import served
+
+    with served(tmp_path, check_slots=1, check_wait_seconds=3.0) as server:
+        bundles = make_bundles(tmp_path / "made", 1, 30)
+        slots = server.web.app.state.intake._slots
+        slots.acquire()
+        with ThreadPoolExecutor(30) as pool:
+            waiting = [pool.submit(server.post, "ada", body) for _, _, body in bundles]
+            time.sleep(0.5)
+            started = time.monotonic()
+            assert server.get("results")["results"] == [] and not any(w.done() for w in waiting)
+            assert time.monotonic() - started < 2.0
+            slots.release()
+            assert {w.result().status_code for w in waiting} == {201}
+        until = time.monotonic() + 60
+        while time.monotonic() < until and server.get("health")["states"].get("checked", 0) + server.get("health")["states"].get(
+                "reproduced", 0) + server.get("health")["states"].get("repeated", 0) < 30:
+            time.sleep(0.1)
+        assert len(server.get("bundles", state="checked")["bundles"]) == 30

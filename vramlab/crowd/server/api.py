@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import hmac
+import time
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -190,7 +191,10 @@ async def submit(request: Request) -> JSONResponse:
         await _read_body(request, body, most, state.settings.body_seconds)
         if not hmac.compare_digest(body.sha256, wanted):
             raise Refused(400, f"the body's SHA-256 is not the one of its Digest header: {body.nbytes} bytes came")
-        taken: Taken = await run_in_threadpool(_take, request, body, caller)
+        arrived = time.monotonic()
+        async with state.gate:
+            patience = state.settings.check_wait_seconds - (time.monotonic() - arrived)
+            taken: Taken = await run_in_threadpool(_take, request, body, caller, patience)
     return JSONResponse(_receipt(request, taken), 201 if taken.is_new else 200)
 
 
@@ -232,9 +236,9 @@ async def _read_body(request: Request, body: Body, most: int, seconds: float) ->
         raise Refused(400, f"the body did not come within {seconds:g} s") from None
 
 
-def _take(request: Request, body: Body, caller: Caller) -> Taken:
+def _take(request: Request, body: Body, caller: Caller, patience: float) -> Taken:
     body.finish()
-    return request.app.state.intake.take(body, caller)
+    return request.app.state.intake.take(body, caller, patience)
 
 
 def _receipt(request: Request, taken: Taken) -> dict[str, Any]:

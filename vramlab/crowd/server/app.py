@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import threading
@@ -26,6 +27,7 @@ from vramlab.crowd.server.store import Store
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"same-origin"))
 FULL_SECONDS = 60  # and while the disk is full
 RETRY_SECONDS = 5  # what a client is told to wait while the database is away
+_TAKEN_AT_A_TIME = 8  # bundles; others wait without a thread, so that the threads that are left go on answering those who only look
 _LOOK_SECONDS = 5.0  # how often received bundles are looked for that nobody announced: those of a server that was killed
 _log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ def create_app(settings: Settings, examine: Examine = check) -> FastAPI:
                   redoc_url=None)
     for name, value in {"settings": settings, "database": database, "store": store, "key": key, "intake": intake,
                         "failures": Limiter(settings.failures_per_minute), "submissions": Limiter(settings.bundles_per_minute),
-                        "requests": Limiter(settings.requests_per_minute)}.items():
+                        "requests": Limiter(settings.requests_per_minute), "gate": asyncio.Semaphore(_TAKEN_AT_A_TIME)}.items():
         setattr(app.state, name, value)
     app.include_router(api.router)
     for error, answer in ((SQLAlchemyError, _database_fault), (OSError, _disk_fault), (Refused, api.refuse),

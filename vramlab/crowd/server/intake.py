@@ -74,8 +74,8 @@ class Intake:
         self.is_due = threading.Event()  # a received bundle waits for its check
         self._slots = threading.BoundedSemaphore(settings.check_slots)
 
-    def take(self, body: Body, caller: Caller) -> Taken:
-        """The bundle of a finished body. Refused says why not."""
+    def take(self, body: Body, caller: Caller, patience_seconds: float) -> Taken:
+        """The bundle of a finished body, checked when that can begin in time. Refused says why not."""
         if known := self._known(caller, archive_sha256=body.sha256):
             return known
         with self.store.folder() as folder:
@@ -83,7 +83,7 @@ class Intake:
             if known := self._known(caller, name=place.name):
                 return known
             manifest, sha256 = _read_manifest(place)
-            prepared = self._check_in_time(place, manifest, sha256)
+            prepared = self._check_in_time(place, manifest, sha256, patience_seconds)
         with self.database.read() as session:  # before the archive is kept: a refused one leaves nothing
             self._check_claim(session, caller, manifest, body.nbytes)
         self.store.keep(body)
@@ -102,9 +102,9 @@ class Intake:
         except BundleRefused as refusal:
             raise Refused(422, "the archive is refused", (Finding.of(refusal),)) from None
 
-    def _check_in_time(self, place: Path, manifest: Manifest, sha256: str) -> _Prepared:
+    def _check_in_time(self, place: Path, manifest: Manifest, sha256: str, patience_seconds: float) -> _Prepared:
         """Checked, when there is a free slot in time; else as it came."""
-        if not self._slots.acquire(timeout=self.settings.check_wait_seconds):
+        if not self._slots.acquire(timeout=max(0.0, patience_seconds)):
             if not is_truly_signed(manifest.model_dump()):
                 raise Refused(422, "the signature is not that of the key", (_finding("signature", MANIFEST_FILE, "it does not sign this"),))
             return _Prepared(manifest=manifest, manifest_sha256=sha256, report=None)
