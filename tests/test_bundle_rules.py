@@ -69,6 +69,12 @@ def test_every_rule_has_a_name_of_its_own_and_says_what_it_asks():
     assert len({r.name for r in rules}) == len(rules) and all(r.asks and r.severity in Severity for r in rules)
 
 
+def test_the_page_about_bundles_lists_every_rule_as_it_is():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "bundles.md").read_text()
+    listed = [line for line in page.splitlines() if line.startswith("| `")]
+    assert listed == [f"| `{r.name}` | {r.severity} | {r.asks} |" for group in RULES.values() for r in group]
+
+
 def test_a_forger_who_changes_nothing_is_accepted(members, tmp_path):
     """The control of all forgeries: the same way of making a bundle, with nothing wrong in it."""
     other = make_key()
