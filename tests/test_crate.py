@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from hand_made import full_grid, make_record, measured_step, simulated_step, write_run, write_telemetry
 
 from vramlab.cli import main
@@ -176,6 +177,30 @@ def test_it_is_dated_by_the_run(crate, tmp_path, capsys):
     capsys.readouterr()
     assert main(["report", "run", str(undated), "--format", "ro-crate"]) == 2
     assert "'yesterday' is no date" in capsys.readouterr().err
+
+
+def test_whose_the_results_are_is_what_the_command_says_and_else_not_stated(crate, tmp_path, capsys):
+    assert _entity(crate, "./")["license"] == {"@id": "#license-of-the-results"} and "author" not in _entity(crate, "./")
+    folder = write_run(tmp_path / "run", [measured_step("eager", 1000)])
+    said = ["--author", "Ada Example <https://orcid.org/0000-0001-2345-6789>", "--author", "B. C. Éxample", "--licence", "CC-BY-4.0"]
+    assert main(["report", "run", str(folder), "--format", "ro-crate", *said]) == 0
+    stated = json.loads((folder / DESCRIPTOR).read_text())
+    assert not faults(stated, folder)
+    root = _entity(stated, "./")
+    assert root["license"] == {"@id": "https://spdx.org/licenses/CC-BY-4.0"}
+    assert [(_entity(stated, a["@id"])["@type"], _entity(stated, a["@id"])["name"]) for a in root["author"]] == [
+        ("Person", "Ada Example"), ("Person", "B. C. Éxample")]
+    assert root["author"][0]["@id"] == "https://orcid.org/0000-0001-2345-6789"
+    capsys.readouterr()
+    for wrong, told in ((["--licence", "my own <terms>"], "an SPDX identifier"), (["--author", "<x>"], "a name, or")):
+        assert main(["report", "run", str(folder), "--format", "ro-crate", *wrong]) == 2 and told in capsys.readouterr().err
+    assert main(["report", "run", str(folder), "--licence", "MIT"]) == 2 and "--format ro-crate" in capsys.readouterr().err
+
+
+def test_vramlab_names_who_wrote_it(crate):
+    cff = yaml.safe_load((Path(__file__).parent.parent / "CITATION.cff").read_text())
+    software = next(e for e in crate["@graph"] if e.get("name") == "vramlab")
+    assert [_entity(crate, a["@id"])["name"] for a in software["author"]] == [one["name"] for one in cff["authors"]]
 
 
 def test_hostile_names_stay_inside_one_id(tmp_path):

@@ -201,6 +201,9 @@ def report_run(
         "--format", metavar="html|pdf|latex|csv|ro-crate", show_default=False,
         help="pdf, latex and csv as the options above; ro-crate: ro-crate-metadata.json too, the folder is then an RO-Crate 1.1. "
              "May be repeated.")] = None,
+    authors: Annotated[list[str] | None, typer.Option(
+        "--author", metavar="NAME", help="Of the results, in the crate; 'Name <https://orcid.org/...>' too. May be repeated.")] = None,
+    licence: Annotated[str, typer.Option("--licence", metavar="SPDX-ID", help="Of the results, in the crate: CC-BY-4.0, say.")] = "",
     output_dir: Results = Path("results"),
     collection: Collections = None,
 ) -> None:
@@ -211,7 +214,8 @@ def report_run(
     from vramlab.cli.reports import report
 
     flags = {"pdf": pdf, "latex": latex, "csv": csv}
-    raise typer.Exit(report(runs, output_dir, collection or [], [*(kinds or []), *(name for name, is_set in flags.items() if is_set)]))
+    raise typer.Exit(report(runs, output_dir, collection or [], [*(kinds or []), *(name for name, is_set in flags.items() if is_set)],
+                            authors=authors or (), licence=licence))
 
 
 @app.command("view")

@@ -15,15 +15,19 @@ from vramlab.yaml_nodes import offer
 FORMATS = ("html", "pdf", "latex", "csv", "ro-crate")
 
 
-def report(runs: Sequence[str], results: Path, extra: Sequence[Path], kinds: Sequence[str] = ()) -> int:
+def report(runs: Sequence[str], results: Path, extra: Sequence[Path], kinds: Sequence[str] = (), *,
+           authors: Sequence[str] = (), licence: str = "") -> int:
     """Write report.html of each run, and what else is asked for, and print the paths. WorkflowError for a format that is none."""
     for kind in kinds:
         if kind not in FORMATS:
             raise WorkflowError(f"--format {kind!r} is not allowed{offer(kind, FORMATS)}")
+    if (authors or licence) and "ro-crate" not in kinds:
+        raise WorkflowError("--author and --licence stand in the crate's metadata: they go with --format ro-crate")
     folders = [resolve_run(name, results).folder for name in runs]  # all of them first: a wrong name leaves nothing half done
     from vramlab.report import render
+    from vramlab.report.crate import Rights, write_crate
 
-    collections = tuple(extra)
+    rights, collections = Rights(authors=tuple(authors), licence=licence), tuple(extra)
     for folder in folders:
         print(render(folder, collections))
         if "csv" in kinds:
@@ -39,9 +43,7 @@ def report(runs: Sequence[str], results: Path, extra: Sequence[Path], kinds: Seq
 
             print(*write_latex(folder, Library(find_collections(collections))), sep="\n")
         if "ro-crate" in kinds:
-            from vramlab.report.crate import write_crate
-
-            print(write_crate(folder, Library(find_collections(collections))))
+            print(write_crate(folder, Library(find_collections(collections)), rights))
     return 0
 
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping
 from urllib.parse import quote
 
+import yaml
+
 from vramlab import __version__
-from vramlab.collection import Library, Paper, UnknownName
+from vramlab.collection import Library, Paper, UnknownName, built_in_collection
 from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.report.cells_csv import COLUMNS_FILE, CSV_FILE, write_cells
@@ -28,7 +31,9 @@ from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TELEMETRY_FILE, C
 from vramlab.workflow import name_of
 
 CRATE_FILE, SPECIFICATION = "ro-crate-metadata.json", "https://w3id.org/ro/crate/1.1"
-APACHE = "https://spdx.org/licenses/Apache-2.0"
+SPDX = "https://spdx.org/licenses/"
+_ADDRESS = r"https?://[^\s<>\"]+"
+_AUTHOR = rf"([^<>\s][^<>]*?)(?:\s*<({_ADDRESS})>)?"
 _CELL_FILES = {
     RECORD_FILE: "what is known of the cell: config, outcome, numbers, environment", SCHEDULE_FILE: "the plan, instruction by instruction",
     "tape.json.gz": "the captured training step", TELEMETRY_FILE: "samples of memory, use, power and temperature while the cell ran",
@@ -39,17 +44,32 @@ _AT_THE_ROOT = {RUN_FILE: "the resolved workflow, the environment, the plan of c
 Entity = dict[str, Any]
 
 
-def write_crate(run_dir: Path, library: Library) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Rights:
+    """Whose results these are, and what may be done with them: for those to say who made them, and in no record."""
+
+    authors: tuple[str, ...] = ()  # `Name`, or `Name <https://orcid.org/...>`
+    licence: str = ""  # an identifier of SPDX, or an address; "" when none is stated
+
+    def __post_init__(self) -> None:
+        """WorkflowError names what is neither."""
+        if self.licence and not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9.+-]*|{_ADDRESS}", self.licence):
+            raise WorkflowError(f"--licence {self.licence}: an SPDX identifier such as CC-BY-4.0, or an address that begins with https://")
+        if wrong := [text for text in self.authors if not re.fullmatch(_AUTHOR, text)]:
+            raise WorkflowError(f"--author {wrong[0]}: a name, or 'Name <https://orcid.org/...>'")
+
+
+def write_crate(run_dir: Path, library: Library, rights: Rights | None = None) -> Path:
     """Write ro-crate-metadata.json, and cells.csv which it lists, into a run's folder that has its report.html."""
     run = load_run(Path(run_dir))
     write_cells(run.folder)
     path = run.folder / CRATE_FILE
-    write_atomically(path, json.dumps(describe(run, library), indent=1, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(describe(run, library, rights or Rights()), indent=1, ensure_ascii=False) + "\n")
     return path
 
 
-def describe(run: Run, library: Library) -> dict[str, Any]:
-    """The crate's metadata: a flat graph of entities, the same for the same files."""
+def describe(run: Run, library: Library, rights: Rights) -> dict[str, Any]:
+    """The crate's metadata: a flat graph of entities, the same for the same files and rights."""
     graph = _Graph()
     root = graph.add({"@id": "./", "@type": "Dataset"})
     graph.add({"@id": CRATE_FILE, "@type": "CreativeWork", "conformsTo": {"@id": SPECIFICATION}, "about": root})
@@ -62,7 +82,7 @@ def describe(run: Run, library: Library) -> dict[str, Any]:
                      for name, told in _CELL_FILES.items() if (cell.folder / name).is_file()]
             parts += files
             actions.append(graph.add(_action(run, cell, cell.record, files, graph, library)))
-    graph.update("./", _root(run) | {"license": graph.add(_NO_LICENCE), "hasPart": parts} | ({"mentions": actions} if actions else {}))
+    graph.update("./", _root(run) | _of_rights(rights, graph) | {"hasPart": parts} | ({"mentions": actions} if actions else {}))
     return {"@context": [f"{SPECIFICATION}/context", {"sha256": "http://schema.org/sha256"}], "@graph": graph.entities}
 
 
@@ -100,9 +120,33 @@ def _short_hash(parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
 
-# Whose results these are, and what may be done with them, is for those to say who made them.
 _NO_LICENCE = {"@id": "#license-of-the-results", "@type": "CreativeWork", "name": "No licence is stated",
                "description": "Those who made this run have not said here under which terms its records may be used."}
+
+
+def _of_rights(rights: Rights, graph: _Graph) -> Entity:
+    """Licence and authors of the results."""
+    licence = graph.add(_licence(rights.licence) if rights.licence else _NO_LICENCE)
+    authors = [graph.add(_person(*re.fullmatch(_AUTHOR, text).groups())) for text in rights.authors]
+    return {"license": licence} | ({"author": authors} if authors else {})
+
+
+def _licence(text: str) -> Entity:
+    is_address = re.fullmatch(_ADDRESS, text)
+    return {"@id": text if is_address else f"{SPDX}{text}", "@type": "CreativeWork", "name": text} | (
+        {} if is_address else {"identifier": text})
+
+
+def _person(name: str, address: str | None) -> Entity:
+    return {"@id": address or _named("person", name), "@type": "Person", "name": name}
+
+
+def _maintainers(graph: _Graph) -> list[Entity]:
+    """Who wrote vramlab, as CITATION.cff says; none where the file did not come with it."""
+    path = built_in_collection() / "CITATION.cff"
+    said = yaml.safe_load(path.read_text(encoding="utf-8")).get("authors", ()) if path.is_file() else ()
+    named = [(one["name"], "Organization") if "name" in one else (f"{one['given-names']} {one['family-names']}", "Person") for one in said]
+    return [graph.add({"@id": _named(kind.lower(), name), "@type": kind, "name": name}) for name, kind in named]
 
 
 def _root(run: Run) -> Entity:
@@ -161,10 +205,12 @@ def _software(environment: Mapping[str, Any], graph: _Graph) -> Iterator[Entity]
     needs = [graph.add({"@id": _named("software", name, version), "@type": "SoftwareApplication", "name": name, "softwareVersion": version})
              for name, version in versions.items() if version]
     version, commit = software.get("vramlab") or __version__, (environment.get("git") or {}).get("commit")
-    licence = graph.add({"@id": APACHE, "@type": "CreativeWork", "name": "Apache License 2.0", "identifier": "Apache-2.0"})
+    licence = graph.add(_licence("Apache-2.0"))
+    authors = _maintainers(graph)
     name = _named("software", "vramlab", version, _short_hash([versions, commit]))
     yield graph.add({"@id": name, "@type": "SoftwareApplication", "name": "vramlab", "softwareVersion": version, "license": licence,
-                     "softwareRequirements": needs, "description": f"commit {commit}" if commit else "no commit is recorded"})
+                     "softwareRequirements": needs, "description": f"commit {commit}" if commit else "no commit is recorded"}
+                    | ({"author": authors} if authors else {}))
 
 
 def _machine_in_words(environment: Mapping[str, Any]) -> str:
