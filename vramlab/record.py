@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Mapping
@@ -81,12 +81,14 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> RunRecord:
-        """Inverse of `to_json`. ValueError on another schema version or an unknown field."""
+        """Inverse of `to_json`. ValueError on another schema version, an unknown field, or a block that is none."""
         if body.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"record schema {body.get('schema_version')!r}, this vramlab reads {SCHEMA_VERSION}")
         unknown = set(body) - set(cls.__dataclass_fields__)
         if unknown:
             raise ValueError(f"unknown record fields: {', '.join(sorted(unknown))}")
+        if wrong := [name for name in BLOCKS if not isinstance(body.get(name, {}), Mapping)]:
+            raise ValueError(f"{wrong[0]}: {body[wrong[0]]!r} is no mapping")
         return cls(**{**body, "outcome": Outcome(body["outcome"]), "truth": Truth(body["truth"])})
 
     def save(self, path: Path) -> None:
@@ -95,8 +97,15 @@ class RunRecord:
 
     @classmethod
     def load(cls, path: Path) -> RunRecord:
-        """Inverse of `save`."""
-        return cls.from_json(json.loads(path.read_text()))
+        """Inverse of `save`. ValueError as `from_json`, and where a number is none: NaN and infinities are not written."""
+        return cls.from_json(json.loads(path.read_text(), parse_constant=_refuse_constant))
+
+
+BLOCKS = tuple(field.name for field in fields(RunRecord) if str(field.type).startswith("Mapping"))
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def hash_config(config: Mapping[str, Any]) -> str:

@@ -37,6 +37,8 @@ class RunFolder:
         if not isinstance(body, dict) or body.get("schema") != SCHEMA:
             raise WorkflowError(f"{path} is not of schema {SCHEMA}, which this vramlab reads")
         missing = [key for key, kind in _KEYS.items() if not isinstance(body.get(key), kind)]
+        missing += [] if isinstance(body.get("workflow", {}), dict) else ["workflow"]
+        missing += [] if "cells" in missing or all(map(_is_cell, body["cells"])) else ["cells"]
         if missing:
             raise WorkflowError(f"{path} is not whole: {one_of(missing)} is missing or of another kind")
         return body
@@ -69,6 +71,10 @@ class RunFolder:
                 pass  # cut short or of another schema: this start counts as the first
         text = json.dumps({"schema": SCHEMA, "started": started, **body}, indent=1, sort_keys=True, allow_nan=False)
         write_atomically(self.folder / "run.json", text + "\n")
+
+
+def _is_cell(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("cell_id"), str) and isinstance(entry.get("config", {}), dict)
 
 
 def read_record(cell_folder: Path, cell_id: str) -> RunRecord | None:

@@ -92,7 +92,10 @@ def _load_cell(folder: Path, planned: Mapping[str, Any]) -> Cell:
     config, problem, record = planned.get("config", {}), "", None
     try:
         record = RunRecord.load(folder / RECORD_FILE)
-        config = record.config
+        if record.cell_id != folder.name:
+            record, problem = None, f"its record is another cell's: {record.cell_id}"
+        else:
+            config = record.config
     except FileNotFoundError:
         problem = "not run yet"
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
