@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--disable-component-update",
-         "--disable-sync", "--remote-debugging-pipe")
+         "--disable-sync", "--hide-scrollbars", "--remote-debugging-pipe")
 
 
 class Page:

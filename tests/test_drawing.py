@@ -121,6 +121,23 @@ def test_a_colour_in_a_name_is_text():
     assert "#0072b2" in panel.svg and panel.svg.count("var(--series-1)") >= 2
 
 
+@pytest.mark.parametrize("name", ['a="#123456"', 'id="x" href="#y"', "url(#z)", ' d="M 1.23456 7.89123"'])
+def test_what_looks_like_markup_in_a_name_is_text(name):
+    assert name.strip() in draw(name).svg
+
+
+def test_coordinates_are_short_and_where_they_were():
+    with drawing.panel_axes("x") as (figure, axes):
+        axes.plot([0, 1], [0, 1 / 3], color=drawing.SERIES[0])
+        panel = drawing.finish(figure, name="short", title="x", description="x")
+        figure.draw_without_rendering()
+        ends = axes.transData.transform([(0, 0), (1, 1 / 3)]) * 72 / figure.dpi
+    numbers = re.findall(r'd="M (\S+) (\S+) \nL (\S+) (\S+) ?\n?"[^>]*stroke: var\(--series-1\)', panel.svg)
+    height = 72 * figure.get_figheight()
+    assert [float(v) for v in numbers[0]] == pytest.approx([ends[0][0], height - ends[0][1], ends[1][0], height - ends[1][1]], abs=0.006)
+    assert not re.search(r' (?:d|x|y)="[^"]*\d\.\d{3}', panel.svg)
+
+
 def test_a_colour_outside_the_palette_is_refused():
     with drawing.panel_axes("x") as (figure, axes):
         axes.plot([0, 1], [0, 1], color="#123456")

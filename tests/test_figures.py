@@ -189,8 +189,8 @@ def test_predictions_against_measurements_and_the_unsafe_rate(tmp_path):
     drawn = Drawn(found.panels[0])
     assert sorted((round(x), round(y)) for x, y, _ in drawn.marks()) == [(100, 99), (100, 100), (200, 204), (400, 400)]
     assert found.statement.startswith("Peak, 4 cells: predicted less measured is -1.0 % to +2.0 % of the measured, 0 % in the median; "
-                                      "without sign 0.50 % in the median, 2.0 % at the most; 1 of 4 held more than was predicted "
-                                      "(unsafe rate 25 %).")
+                                      "without sign 0.50 % in the median, 2.0 % at the most; 1 of 4 held more than was predicted, "
+                                      "by 1.000 MiB or less (unsafe rate 25 %).")
     nothing = figures_of(tmp_path / "simulated", [simulated_step("delta", 500, budget="50%")], "accuracy")
     assert nothing.panels == () and nothing.note.startswith("Nothing to compare")
 
@@ -252,6 +252,29 @@ def test_the_bound_and_what_a_method_cannot_reach(tmp_path):
     assert "bound" not in found.note and "eager, memory enough" in drawn.texts
     old = figures_of(tmp_path / "old", [measured_step("delta", 500, budget="50%"), infeasible_step("checkpoint", "40%")], "budget")
     assert "lower bound of all schedules is not drawn" in old.note and "cannot reach" not in Drawn(old.panels[1]).texts
+
+
+def test_forty_methods_that_cannot_keep_a_budget_share_the_foot_of_the_figure(tmp_path):
+    cells = [measured_step("delta", 500, budget="50%", ratio=1.5), *(infeasible_step(f"m{i}", "40%") for i in range(40))]
+    time = next(p for p in figures_of(tmp_path, cells, "budget").panels if p.name == "time0")
+    words = " ".join(Drawn(time).texts)
+    assert "m6, infeasible" in words and "m7, infeasible" not in words and "33 more methods, infeasible" in words
+    low, high = time.figure.axes[0].get_ylim()
+    assert 0.1 < low < 1 < high < 2, "most of the height is left for what is compared"
+
+
+def test_what_thousands_of_cells_show_is_told_by_ranges_and_keeps_the_worst(tmp_path):
+    cells = []
+    for i in range(1500):
+        record = measured_step("delta" if i % 2 else "dtr", 100 + i % 300, budget="50%", config={"batch_size": i + 1})
+        off = 50 if i in (7, 1200) else 0
+        cells.append(replace(record, predicted={**record.predicted, "peak_bytes": (100 + i % 300 - off) * MIB}))
+    found = figures_of(tmp_path, cells, "accuracy")
+    drawn, peak = Drawn(found.panels[0]), found.panels[0]
+    marks = [(round(x), round(y)) for x, y, _ in drawn.marks()]
+    assert len(marks) == 600 and {(107, 57), (100, 50)} <= set(marks) and "600 marks of more are drawn" in found.note
+    assert "Peak, 1500 cells" in found.statement and "2 of 1500 held more than was predicted, by 50.00 MiB or less" in found.statement
+    assert re.search(r"delta, \d+ marks: 57 to \d+ MiB simulated at 101 to \d+ MiB measured; dtr, |dtr, \d+ marks: .*; delta, ", peak.svg)
 
 
 def test_equality_with_eager_is_stated(tmp_path):

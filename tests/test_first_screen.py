@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hand_made import CLAIMS, MIB, infeasible_step, make_record, measured_step, simulated_step, write_run
+from hand_made import CLAIMS, MIB, infeasible_step, make_record, measured_step, search, simulated_step, write_run
 from test_report import render_page, words_between
 
 from vramlab.record import Outcome, Truth, Verdict
@@ -41,7 +41,7 @@ def test_a_clean_run_says_that_all_count(tmp_path):
     found = summary(tmp_path, [EAGER, DELTA], claims=[])
     assert found.standing == "All 2 cells count. Every measured number that counts is of a step that equals eager PyTorch's bit for bit."
     assert found.invalid == ()
-    assert found.answer == "The workflow names no claim of a paper; the tables below are the answer."
+    assert found.answer == "The workflow names no claim of a paper. All 2 cells count; 1 of 1 cell with a budget kept it."
 
 
 def test_one_wrong_cell_is_said_first_and_is_nobodys_best(tmp_path):
@@ -64,7 +64,7 @@ def test_one_cell_over_its_budget_is_said_and_is_nobodys_best(tmp_path):
 def test_only_simulated_cells_show_nothing_of_a_machine(tmp_path):
     text = screen(tmp_path / "a", [simulated_step("eager", 1000, overhead=0.0), simulated_step("delta", 590, budget="60%")])
     for words in ("Nothing was executed: no cell shows that a step runs on a machine.", "1 test of claims. Simulated, not measured: 1",
-                  "no cell shows that it computes what eager PyTorch computes", "simulated1 of 1 method"):
+                  "no cell shows that it computes what eager PyTorch computes", "1.20 simulated Claims"):
         assert words in text, words
     assert "Measured on" not in text and "bit for bit." not in text.partition("Fastest")[0] and "Measured:" not in text
     both = screen(tmp_path / "b", [EAGER, DELTA, simulated_step("delta", 590, budget="60%")])
@@ -134,3 +134,26 @@ def test_a_verdict_that_is_not_good_tells_why(tmp_path):
     text = screen(tmp_path / "a", [infeasible_step("delta", "60%")])
     assert "obtained: \u2013 (experiment memory): no bit-exact cell of delta has a peak beside one of eager." in text
     assert "(experiment memory)." in screen(tmp_path / "b", [EAGER, DELTA])
+
+
+def test_a_run_of_many_budgets_shows_the_first_and_says_how_many_more(tmp_path):
+    cells = [measured_step("delta", 500, budget=f"{20 + i % 60}%", config={"batch_size": i + 1}) for i in range(75)]
+    found = summary(tmp_path, cells)
+    assert len(found.best) == 75 and sum(len(rows) for _, rows in found.best_by_place) == 60 and found.best_left == 15
+    assert "15 more budgets stand in the tables below." in screen(tmp_path / "page", cells)
+
+
+def test_a_run_without_claims_answers_by_its_cells_and_its_searches(tmp_path):
+    cells = [EAGER, DELTA, infeasible_step("delta", "20%"), search("eager", 200), search("delta", 4096), search("dtr", None)]
+    assert summary(tmp_path, cells, claims=[]).answer == (
+        "The workflow names no claim of a paper. 5 of 6 cells count; 1 of 2 cells with a budget kept it. "
+        "Largest batch of resnet50 on simulated v100-32gb: eager 200 and delta at least 4096.")
+    assert summary(tmp_path / "none", [], claims=[]).answer == "The workflow names no claim of a paper, and no cell has ended."
+
+
+def test_each_place_is_named_once_and_experiments_are_told_apart(tmp_path):
+    cells = [DELTA, measured_step("delta", 500, budget="50%"), measured_step("delta", 500, budget="50%", config={"experiment": "again"})]
+    places = [(where, [row.budget for row in rows]) for where, rows in summary(tmp_path, cells).best_by_place]
+    here = "resnet50, batch 16, Test Processor 9000, 2 cores"
+    assert places == [(f"memory: {here}", ["60 %", "50 %"]), (f"again: {here}", ["50 %"])]
+    assert summary(tmp_path / "one", cells[:2]).best_by_place[0][0] == here

@@ -230,14 +230,16 @@ function shapesOf(cell, side, unit) {
                   text: DATA.keys.phases[phase[0]], font: {size: 11, color: css("--muted")}});
     }
   });
-  for (const [key, words, dash, xanchor, yanchor] of [["budget", "budget", "dash", "left", "bottom"],
-                                                      ["measured", "measured peak", "solid", "right", "bottom"]]) {
-    const bytes = cell.body[key];
+  const {budget, measured} = cell.body, isBelow = budget !== null && measured !== null && measured <= budget;
+  for (const [bytes, words, dash, colour, x, xanchor, isUnder] of [[budget, "budget", "dash", "--bad", 0, "left", false],
+                                                                   [measured, "measured peak", "solid", "--link", 1, "right", isBelow]]) {
     if (bytes === null) continue;
     shapes.push({type: "line", xref: `${xref} domain`, yref: memory, x0: 0, x1: 1, y0: bytes / unit, y1: bytes / unit,
-                 line: {width: 1.5, dash, color: css(key === "budget" ? "--bad" : "--link")}});
-    notes.push({xref: `${xref} domain`, yref: memory, x: key === "budget" ? 0 : 1, y: bytes / unit, xanchor, yanchor, showarrow: false,
-                text: `${words} ${size(bytes)}`, font: {size: 11, color: css(key === "budget" ? "--bad" : "--link")}});
+                 line: {width: 1.5, dash, color: css(colour)}});
+    // Each beside its own line and off the other's, on paper: what is drawn below stays legible.
+    notes.push({xref: `${xref} domain`, yref: memory, x, y: bytes / unit, xanchor, yanchor: isUnder ? "top" : "bottom",
+                yshift: isUnder ? -3 : 3, xshift: x ? -3 : 3, showarrow: false, bgcolor: css("--paper"), opacity: 0.9, borderpad: 1,
+                text: `${words} ${size(bytes)}`, font: {size: 11, color: css(colour)}});
   }
   return [shapes, notes];
 }
@@ -262,6 +264,7 @@ function draw() {
     width: plot.clientWidth, height: narrow ? 960 : 520, margin: {l: 76, r: 12, t: 30, b: 48},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--ink")}, showlegend: false, hovermode: "x",
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: quiet, activecolor: css("--ink")},
     hoverdistance: 25, dragmode: matchMedia("(pointer: coarse)").matches ? "pan" : "zoom", shapes: [], annotations: [],
     hoverlabel: {bgcolor: css("--shade"), bordercolor: css("--rule"), font: {color: css("--ink"), size: 11}, namelength: 0, align: "left"},
   };
@@ -284,6 +287,10 @@ function draw() {
   const config = {displaylogo: false, responsive: false, doubleClick: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d",
     "resetScale2d"], toImageButtonOptions: {format: "svg", filename: "memory-timeline"}};
   Plotly.react(plot, data, layout, config);
+  // A screen reader gets what is shown in words, the readout and the tables: not the drawing's loose words and ticks.
+  for (const svg of document.querySelectorAll("#timeline-plot svg, #js-plotly-tester")) svg.setAttribute("aria-hidden", "true");
+  const shown = cells.map(({body}) => `${body.name}, peak ${size(body.peak)}`);
+  plot.setAttribute("aria-label", `Memory timeline, simulated: ${shown.join("; ")}`);
   legend(cells[0]);
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vramlab.record import RunRecord
-from vramlab.report.tables import IDENTITY, STATE, Numbers, Table, Value, add_row, cells_of
+from vramlab.report.tables import IDENTITY, Numbers, Table, Value, add_row, cells_of
 from vramlab.runs import Run
 
 _COUNTS = ("offloads", "prefetches", "recomputes")
@@ -13,7 +13,7 @@ def counts_table(run: Run) -> Table:
     """Every step cell that has a schedule. The deepest chain and the FLOP of recomputes are of the plan."""
     planned = (*_COUNTS, "deepest chain", "FLOP run again", "moved", "copying")
     table = Table("counts", "What a step moves and runs again",
-                  (("", (*IDENTITY, *STATE)), ("simulated", planned), ("measured", _COUNTS), ("", ("evidence",))))
+                  (("", IDENTITY), ("simulated", planned), ("measured", _COUNTS), ("", ("evidence",))), is_detail=True)
     for cell in cells_of(run, "step"):
         if cell.record and any(cell.record.predicted.get(name) is not None for name in _COUNTS):
             add_row(table, cell, len(planned) + len(_COUNTS), lambda record: _counted(table, record))

@@ -11,8 +11,10 @@ import html
 import io
 import re
 import textwrap
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Iterator, Sequence
 
 import matplotlib
@@ -20,6 +22,8 @@ import seaborn
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.text import Text
 
 # The light colours of reports/styles/report.css, in which every one of them stands for its variable.
 INK, MUTED, RULE, PAPER = "#16181d", "#5b6270", "#dfe2e8", "#ffffff"
@@ -31,6 +35,7 @@ SIZE_INCHES = (4.4, 3.3)
 # Room for text: viewers have fonts of their own, some of them wider than the one that matplotlib lays out with.
 AXIS_INCHES, CHARACTERS_AN_INCH = 0.6, 12  # what an axis' own labels take; of a title
 KEY_INCHES, LEGEND_CHARACTERS_AN_INCH = 0.45, 15
+LEGEND_INCHES, LINE_INCHES, ROW_INCHES = 1.3, 0.15, 0.07  # what a drawing's own height has room for; forty methods take more
 STYLE = {
     "axes.prop_cycle": cycler(color=[INK]), "patch.facecolor": MUTED, "patch.edgecolor": INK, "hatch.color": INK,
     "svg.fonttype": "none", "svg.hashsalt": "vramlab", "pdf.fonttype": 42, "hatch.linewidth": 0.5,
@@ -84,23 +89,28 @@ def finish(figure: Figure, *, name: str, title: str, description: str, columns: 
     if handles:
         width = int(LEGEND_CHARACTERS_AN_INCH * (figure.get_figwidth() / columns - KEY_INCHES))
         labels = [textwrap.fill(label, width) for label in handles]
+        figure.set_figheight(figure.get_figheight() + max(0.0, _legend_inches(labels, columns) - LEGEND_INCHES))
         figure.legend(handles.values(), labels, loc="outside lower left", ncols=columns, fontsize=8.0, handlelength=1.6, columnspacing=1.2)
     svg = to_svg(figure, name=name, title=title, description=description)
     figure.set_layout_engine("none")  # what the layout found for the SVG stays: PDF and page are alike
     return Panel(name=name, title=title, svg=svg, pdf=_to_pdf(figure, title), figure=figure)
 
 
+def _legend_inches(labels: Sequence[str], columns: int) -> float:
+    """How high a legend is: its columns are filled one after the other."""
+    rows = -(-len(labels) // columns)
+    return max(sum(ROW_INCHES + LINE_INCHES * (1 + label.count("\n")) for label in labels[i:i + rows]) for i in range(0, len(labels), rows))
+
+
 def to_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
     """Inline SVG. Title and description are what a screen reader says."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    with _fonts_of_the_reader():
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     body = text[text.index("<svg"):]
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', body)
-    body = re.sub(r'href="#([^"]*)"', rf'href="#{name}-\1"', body)
-    body = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", body)
-    body = re.sub(r'="[^"]*"', lambda value: re.sub(r"#[0-9a-f]{6}\b", lambda colour: VARIABLES[colour[0]], value[0]), body)
+    body = re.sub(r"<[^<>]*>", lambda tag: _on_the_page(tag[0], name), body)  # tags alone: names are text, whatever they look like
     view = re.search(r'viewBox="[^"]*"', body)[0]
     head = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view} role="img" '
             f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{html.escape(title)}</title>'
@@ -108,10 +118,49 @@ def to_svg(figure: Figure, *, name: str, title: str, description: str) -> str:
     return re.sub(r"<svg[^>]*>", lambda match: head, body, count=1)
 
 
+def _on_the_page(tag: str, name: str) -> str:
+    """A tag with ids of its own, the page's colours and short numbers. KeyError where a colour is not of the palette."""
+    for pattern, ours in ((r'\bid="([^"]*)"', rf'id="{name}-\1"'), (r'href="#([^"]*)"', rf'href="#{name}-\1"'),
+                          (r"url\(#([^)]*)\)", rf"url(#{name}-\1)")):
+        tag = re.sub(pattern, ours, tag)
+    tag = re.sub(r'="[^"]*"', lambda value: re.sub(r"#[0-9a-f]{6}\b", lambda colour: VARIABLES[colour[0]], value[0]), tag)
+    return re.sub(r'(?<= )(?:d|x|y|transform)="[^"]*"', _shortened, tag)
+
+
+def _shortened(attribute: re.Match[str]) -> str:
+    """Coordinates to the hundredth of a point, 4 um: a quarter of an SVG is digits that nobody sees."""
+    return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{round(float(number[0]), 2) + 0:g}", attribute[0])
+
+
+@contextmanager
+def _fonts_of_the_reader() -> Iterator[None]:
+    """Characters that matplotlib's font does not have are no fault of an SVG: whoever reads it has fonts of their own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
 def _to_pdf(figure: Figure, title: str) -> bytes:
+    for text in figure.findobj(Text):
+        text.set_text(printable(text.get_text()))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):  # whose words come anew with each drawing
+        words = [label.get_text() for label in axis.get_ticklabels()]
+        if any(printable(word) != word for word in words):
+            axis.set_ticks(axis.get_ticklocs(), [printable(word) for word in words])
     buffer = io.BytesIO()
     figure.savefig(buffer, format="pdf", metadata={"Title": title, "CreationDate": None, "Creator": None, "Producer": None})
     return buffer.getvalue()
+
+
+def printable(text: str, family: str = "DejaVu Sans") -> str:
+    """What an embedded font can show; any other character as its code point, control characters as spaces."""
+    known = _characters_of(family)
+    return "".join(c if ord(c) in known else f"U+{ord(c):04X}" if c.isprintable() else "\n" if c == "\n" else " " for c in text)
+
+
+@cache
+def _characters_of(family: str) -> frozenset[int]:
+    return frozenset(get_font(findfont(family)).get_charmap())
 
 
 def plain_label(text: str, limit: int = 40) -> str:

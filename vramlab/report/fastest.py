@@ -23,10 +23,11 @@ ALONE, UNCOMPARED = "no other kept it", "no other was asked"
 class Best:
     """The fastest method at one budget among those that kept it bit for bit."""
 
-    where: str  # model, batch, hardware
+    where: str  # model, batch, hardware; the experiment where a run has several
     budget: str
     method: str  # or that there is none
-    kept: str  # how many of the methods that were asked for this budget kept it
+    asked: tuple[str, ...]  # the methods that were asked for this budget
+    kept: str  # how many of them kept it
     peak: str
     time: str
     is_simulated: bool
@@ -35,9 +36,10 @@ class Best:
 
 def fastest(run: Run) -> list[Best]:
     """One row for each budget of each step and target, in order of the plan."""
-    return [_best_of(run, [r for r in budgeted if budget_in_words(r.config) == budget]) for group in step_groups(run)
-            for budgeted in [[r for r in group if r.config.get("budget") is not None]]
-            for budget in dict.fromkeys(budget_in_words(r.config) for r in budgeted)]
+    groups = [[r for r in group if r.config.get("budget") is not None] for group in step_groups(run)]
+    are_several = len({str(group[0].config.get("experiment")) for group in groups if group}) > 1
+    return [_best_of(run, [r for r in group if budget_in_words(r.config) == budget], are_several) for group in groups
+            for budget in dict.fromkeys(budget_in_words(r.config) for r in group)]
 
 
 def step_ratio(record: RunRecord) -> tuple[float, float | None, float | None] | None:
@@ -51,11 +53,13 @@ def step_ratio(record: RunRecord) -> tuple[float, float | None, float | None] | 
     return None if values[0] is None else values
 
 
-def _best_of(run: Run, asked: Sequence[RunRecord]) -> Best:
+def _best_of(run: Run, asked: Sequence[RunRecord], are_several: bool) -> Best:
     kept = [r for r in asked if is_sound(r)]
     timed = [r for r in kept if step_ratio(r)]
-    told = {"where": where_in_words(run, asked[0]), "budget": budget_in_words(asked[0].config), "is_simulated":
-            is_simulated_target(asked[0].config), "kept": f"{len(kept)} of {count_of(len(asked), 'method')}"}
+    experiment = f"{asked[0].config.get('experiment')}: " if are_several else ""
+    told = {"where": experiment + where_in_words(run, asked[0]), "budget": budget_in_words(asked[0].config),
+            "is_simulated": is_simulated_target(asked[0].config), "asked": tuple(dict.fromkeys(run.label(r) for r in asked)),
+            "kept": f"{len(kept)} of {count_of(len(asked), 'method')}"}
     if not timed:
         names = join_words(dict.fromkeys(run.label(r) for r in kept))
         return Best(method=NOT_TIMED if kept else NONE_KEPT, peak=DASH, time=DASH, rivals=f"kept by {names}" if kept else "", **told)

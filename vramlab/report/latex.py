@@ -35,6 +35,7 @@ APPENDIX_TEX, REPORT_TEX = "appendix.tex", "report.tex"
 CHECKLIST = "ctuning-ae"
 BREAK = r"\1\\allowbreak{}"
 LONGEST_ENTRY = 48  # characters of one entry: a table is shrunk to the page, and one long list would make it too small to read
+LONGEST_CAPTION = 160  # of what all rows of a table share
 ROWS_A_TABLE = 40  # a float is never longer than a page
 TABLES_A_CHUNK = 8  # LaTeX holds only so many floats back
 
@@ -104,7 +105,8 @@ def _floats(table: Table) -> Iterator[str]:
         part = f", part {number} of {len(chunks)}" if len(chunks) > 1 else ""
         body = [_line([escape(_with_note(row.values[i])) for i in kept]) for row in rows]
         aligned = "".join("l" if table.rows[0].values[i].is_word else "r" for i in kept)
-        lines = [f"\\caption{{{escape(table.title + part)}}}", "\\vramlabfit{%", f"\\begin{{tabular}}{{{aligned}}}", "\\toprule",
+        shared = f" ({plain_label(table.shared_in_words, LONGEST_CAPTION)})" if table.shared_in_words else ""
+        lines = [f"\\caption{{{escape(table.title + part + shared)}}}", "\\vramlabfit{%", f"\\begin{{tabular}}{{{aligned}}}", "\\toprule",
                  *_heads(groups), "\\midrule", *body, "\\bottomrule", "\\end{tabular}}"]
         notes = _notes(table) if number == len(chunks) else []
         yield "\n".join(["\\begin{table*}[tbp]", "\\centering\\footnotesize", *lines, *notes, "\\end{table*}"]) + "\n"

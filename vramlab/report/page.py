@@ -23,7 +23,7 @@ from vramlab.report.figures import KINDS, FigureSet, load_telemetry, make_figure
 from vramlab.report.peaks import search_peaks_table, step_peaks_table
 from vramlab.report.searches import measured_search_table, search_table, trials_table
 from vramlab.report.summary import summarise
-from vramlab.report.tables import inversions_table, measured_table, methods_table, simulated_table, training_table
+from vramlab.report.tables import Table, inversions_table, measured_table, methods_table, simulated_table, training_table
 from vramlab.report.timeline_data import ROW_HEADINGS
 from vramlab.report.timelines import Timelines, timelines
 from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
@@ -32,6 +32,8 @@ from vramlab.runs import Run, load_run
 REPORT_FILE = "report.html"
 TABLES = (methods_table, inversions_table, measured_table, simulated_table, counts_table, step_peaks_table, measured_search_table,
           search_table, search_peaks_table, trials_table, training_table)
+LARGEST_BYTES = 11_500_000  # of the page: figures come first, then tables in their order, then timelines
+PLOTLY_BYTES, REST_BYTES, ENTRY_BYTES = 4_900_000, 400_000, 40  # REST: style and lists; ENTRY: of a table, beside its words
 VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT_REPRODUCED: "bad", Verdict.NOT_TESTABLE_HERE: "open"}
 
 
@@ -53,21 +55,23 @@ def page(run: Run, library: Library) -> str:
     claims, telemetry, telemetry_missing = evidence.claims, evidence.telemetry, evidence.telemetry_missing
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence, answers_of(run, library))
     figures = make_figures(run) | {"telemetry": telemetry_figures(telemetry)}
-    reports = built_in_collection() / "reports"
+    reports, room = built_in_collection() / "reports", LARGEST_BYTES - REST_BYTES - _bytes_of_figures(figures)
+    tables, without_room = fit([t for t in (make(run) for make in TABLES) if t.rows], room)
+    room -= PLOTLY_BYTES + sum(map(_bytes_of_table, tables))
     return _environment(reports).get_template("report.html.j2").render(
         run=run, title=str(run.workflow.get("title") or run.workflow.get("name")), label=run.workflow.get("label"), version=__version__,
         summary=summarise(run, claims), rules=_rules(claims),
         claims=[_claim(run, result) for result in sorted(claims, key=lambda c: not c.counts)],
         untestable=[{"reason": g["reason"], "claims": [_given_up(known, name) for name in g["claims"]]}
                     for g in run.workflow.get("untestable") or ()],
-        tables=[t for t in (make(run) for make in TABLES) if t.rows], kinds=KINDS, figures=_drawn(figures),
+        tables=tables, without_room=without_room, kinds=KINDS, figures=_drawn(figures),
         told=figures, absent_kinds=[k for k in KINDS if not figures[k.id].panels and (figures[k.id].note or figures[k.id].statement)],
         telemetry=_telemetry(run, telemetry, telemetry_missing),
         checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), bases=BASES,
         contradictions=[(c.checklist.id, a) for c in checklists for a in c.contradictions], is_address=is_address,
         beyond_evidence=[(c.checklist.id, a, reason) for c in checklists for a, reason in c.beyond_evidence],
         environments=_environments(evidence),
-        metrics=METRICS, command=command(evidence), dash=DASH, timelines=_timelines(timelines(run), reports),
+        metrics=METRICS, command=command(evidence), dash=DASH, timelines=_timelines(timelines(run, room), reports),
         style=Markup((reports / "styles" / "report.css").read_text(encoding="utf-8")),
     )
 
@@ -106,6 +110,28 @@ def _drawn(figures: Mapping[str, FigureSet]) -> dict[str, list[dict[str, Any]]]:
     """Panels by kind. The SVG is our own drawing, its text already escaped; the PDF lies in the page, which is one file."""
     return {key: [{"name": p.name, "title": p.title, "svg": Markup(p.svg), "pdf": base64.b64encode(p.pdf).decode()} for p in found.panels]
             for key, found in figures.items()}
+
+
+def _bytes_of_figures(figures: Mapping[str, FigureSet]) -> int:
+    return sum(len(p.svg) + 4 * len(p.pdf) // 3 for found in figures.values() for p in found.panels)
+
+
+def _bytes_of_table(table: Table) -> int:
+    entries = (v for row in table.rows for v in row.values)
+    return sum(ENTRY_BYTES + len(v.text) + len(v.exact) + len(v.href) for v in entries) + sum(map(len, table.notes))
+
+
+def fit(tables: Sequence[Table], room: int) -> tuple[list[Table], list[Table]]:
+    """(tables to show, details for which there is no room), in their order: a run of thousands of cells still opens."""
+    room -= sum(_bytes_of_table(table) for table in tables if not table.is_detail)
+    left = []
+    for table in (table for table in tables if table.is_detail):
+        size = _bytes_of_table(table)
+        if size > room:
+            left.append(table)
+        else:
+            room -= size
+    return [table for table in tables if not any(table is one for one in left)], left
 
 
 def _timelines(found: Timelines, reports: Path) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from matplotlib.artist import Artist
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from matplotlib.text import Text
 
 from vramlab.collection import Library, built_in_collection
 from vramlab.record import write_atomically
-from vramlab.report.drawing import STYLE, VARIABLES, Panel
+from vramlab.report.drawing import STYLE, VARIABLES, Panel, printable
 from vramlab.report.evidence import Evidence
 from vramlab.report.figures import make_figures, telemetry_figures
 from vramlab.report.page import TABLES, evidence_of
@@ -76,7 +75,7 @@ def _panels(evidence: Evidence) -> Iterator[Panel]:
 def for_print(figure: Figure) -> Figure:
     """The figure in the colours of a printed page instead of those of the light one, and without characters that its font does not have."""
     for text in figure.findobj(Text):
-        text.set_text(_plain(text.get_text(), "DejaVu Sans"))
+        text.set_text(printable(text.get_text()))
     figure.draw_without_rendering()  # ticks come into being when they are drawn first
     colours = _print_colours()
     for artist in figure.findobj(Artist):
@@ -131,7 +130,8 @@ def _table_pages(table: Table) -> Iterator[Figure]:
     rows = [_row([_entry(row.values[i], limit) for i in kept], words, widths) for row in table.rows]
     notes = [line for number, note in enumerate(table.notes, 1)
              for line in textwrap.wrap(f"[{number}] {_plain(note)}", _characters(points), subsequent_indent="    ")]
-    yield from _pages(table.title, head, [*rows, rule, *notes], points)
+    title = f"{table.title}: {table.shared_in_words}" if table.shared_in_words else table.title
+    yield from _pages(title, head, [*rows, rule, *notes], points)
 
 
 def _entry(value: Value, limit: int) -> str:
@@ -189,7 +189,7 @@ def _pages(title: str, head: Sequence[str], lines: Sequence[str], points: float)
         figure = Figure(figsize=PAGE_INCHES, facecolor="white")
         part = f"  ({number} of {len(chunks)})" if len(chunks) > 1 else ""
         top = PAGE_INCHES[1] - MARGIN_INCHES
-        _write(figure, _plain(title)[:120] + part, top, TITLE_POINTS, weight="bold")
+        _write(figure, _plain(title)[:_characters(TITLE_POINTS) - len(part)] + part, top, TITLE_POINTS, weight="bold")
         for index, line in enumerate([*head, *chunk]):
             is_head = index < len(head)
             _write(figure, line, top - (2.2 * TITLE_POINTS + LEADING * points * index) / 72, points, weight="bold" if is_head else "normal")
@@ -201,12 +201,5 @@ def _write(figure: Figure, line: str, y_inches: float, points: float, weight: st
                 color="black", va="top", parse_math=False)
 
 
-def _plain(text: str, family: str = "DejaVu Sans Mono") -> str:
-    """What the font can show; any other character as its code point, control characters as spaces."""
-    known = _characters_of(family)
-    return "".join(c if ord(c) in known else f"U+{ord(c):04X}" if c.isprintable() else "\n" if c == "\n" else " " for c in text)
-
-
-@cache
-def _characters_of(family: str) -> frozenset[int]:
-    return frozenset(get_font(findfont(family)).get_charmap())
+def _plain(text: str) -> str:
+    return printable(text, "DejaVu Sans Mono")

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from vramlab.record import RunRecord
-from vramlab.report.tables import IDENTITY, STATE, Numbers, Table, Value, add_row, cells_of, word
+from vramlab.report.tables import IDENTITY, Numbers, Table, Value, add_row, cells_of, word
 from vramlab.report.words import DASH, bytes_in_words
 from vramlab.runs import Run
 from vramlab.tape import Role
 
 _ROLES = (*(str(role).replace("_", " ") for role in Role), "inside the op")
-_LAYERS = 3
+_LAYERS = 2
 
 
 def step_peaks_table(run: Run) -> Table:
     """What a step holds at its peak, as the plan has it."""
     columns = ("peak", *_ROLES, "phase", "layers that hold most")
     table = Table("peaks", "What is live at the peak of a step",
-                  (("", (*IDENTITY, *STATE)), ("simulated", columns), ("measured", ("the meter saw as much",)), ("", ("evidence",))))
+                  (("", IDENTITY), ("simulated", columns), ("measured", ("the meter saw as much",)), ("", ("evidence",))),
+                  is_detail=True)
     for cell in cells_of(run, "step"):
         if cell.record and (cell.record.predicted.get("at_peak") or {}).get("by_role"):
             add_row(table, cell, len(columns) + 1, lambda record: _step(table, record))
@@ -29,7 +30,7 @@ def search_peaks_table(run: Run) -> Table:
     """What the largest value of a search holds at its peak: why no more fits."""
     columns = ("largest", *_ROLES, "phase")
     table = Table("searches-roles", "What is live at the peak of the largest, simulated",
-                  (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
+                  (("", IDENTITY), ("simulated", columns), ("", ("evidence",))), is_detail=True)
     for cell in cells_of(run, "max_batch"):
         if cell.record and (cell.record.search.get("at_peak") or {}).get("by_role"):
             add_row(table, cell, len(columns), lambda record: _search(table, record))

@@ -98,7 +98,8 @@ def definition(record: RunRecord) -> str:
 def trials_table(run: Run) -> Table:
     """Every trial of the measured searches, in its order."""
     columns = ("value", "trial", "ended", "peak", "step time", "samples/s", "time / first runs", "fast")
-    table = Table("trials", "Trials of the searches, measured", (("", IDENTITY), ("measured", columns), ("", ("evidence",))))
+    table = Table("trials", "Trials of the searches, measured", (("", IDENTITY), ("measured", columns), ("", ("evidence",))),
+                  is_detail=True)
     for cell in cells_of(run, "max_batch", simulated=False):
         for one in cell.record.search.get("trials") or () if cell.record else ():
             table.rows.append(Row(values=(*identity(cell), *_trial(table, one), link(cell))))

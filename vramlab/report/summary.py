@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Mapping, Sequence
 
+from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Truth, Verdict
 from vramlab.report.claims import ClaimResult
 from vramlab.report.fastest import Best, fastest
+from vramlab.report.points import is_sound
 from vramlab.report.tables import why_void
 from vramlab.report.words import (
     budget_in_words, bytes_in_words, count_of, counts, is_simulated_target, join_words, seconds_in_words, target_in_words,
@@ -16,6 +19,7 @@ from vramlab.report.words import (
 from vramlab.runs import Run
 
 INEXACT = (Truth.WITHIN_NOISE, Truth.SEMANTICS_CHANGED)
+MOST_SEARCHES, MOST_BEST = 4, 60  # places of searches, and budgets, on the first screen
 WRONG, OVER_BUDGET, FAILED, NO_RECORD, DOUBTFUL, ANSWER = range(6)  # the gravest first: a reader may stop early
 
 
@@ -39,6 +43,21 @@ class Summary:
     standing: str  # how many cells count, and how many do not for which reason
     invalid: tuple[Invalid, ...]  # and what has no number; the gravest first
 
+    @property
+    def best_by_place(self) -> list[tuple[str, list[Best]]]:
+        """(where, its budgets), so that each place is said once."""
+        return [(where, list(rows)) for where, rows in groupby(self.best[:MOST_BEST], key=lambda best: best.where)]
+
+    @property
+    def best_left(self) -> int:
+        """How many budgets beyond those the first screen has no room for."""
+        return max(0, len(self.best) - MOST_BEST)
+
+    @property
+    def is_contest(self) -> bool:
+        """Whether several methods were asked for one budget: else none is the fastest of them."""
+        return any(len(best.asked) > 1 for best in self.best)
+
 
 def summarise(run: Run, claims: Sequence[ClaimResult]) -> Summary:
     """Words from records alone."""
@@ -49,12 +68,20 @@ def summarise(run: Run, claims: Sequence[ClaimResult]) -> Summary:
 def _asked(run: Run) -> str:
     description = " ".join(str(run.workflow.get("description") or "").split())
     configs = [cell.config for cell in run.cells]
-    models = join_words(dict.fromkeys(str(c.get("model")) for c in configs))
-    methods = join_words(dict.fromkeys(cell.label for cell in run.cells))
-    budgets = join_words(dict.fromkeys(budget_in_words(c) for c in configs if c.get("budget") is not None))
-    batches = join_words(dict.fromkeys(str(c["batch_size"]) for c in configs if c.get("batch_size") is not None))
-    scope = f"Models: {models or 'none'}. Batch sizes: {batches or 'none'}. Methods: {methods or 'none'}. Budgets: {budgets or 'none'}."
-    return f"{description} {scope}".strip()
+    budgets = [budget_in_words(c) for c in configs if c.get("budget") is not None]
+    are_shares = bool(budgets) and all(text.endswith("%") for text in budgets)
+    scope = [("model", [str(c.get("model")) for c in configs]),
+             ("batch size", [str(c["batch_size"]) for c in configs if c.get("batch_size") is not None]),
+             ("method", [cell.label for cell in run.cells]), ("budget", budgets)]
+    whole = " of eager's peak" if are_shares else ""
+    return f"{description} {' '.join(_named(noun, values) for noun, values in scope)}{whole}.".strip()
+
+
+def _named(noun: str, values: Sequence[str]) -> str:
+    """`Model: resnet50.`, `Budgets: 80 % and 60 %`: no full stop behind the budget, whose whole may follow."""
+    distinct = list(dict.fromkeys(values))
+    stop = "" if noun == "budget" else "."
+    return f"{noun.capitalize()}{'' if len(distinct) == 1 else 's'}: {join_words(distinct) or 'none'}{stop}"
 
 
 def _ran(run: Run) -> str:
@@ -82,13 +109,11 @@ def _answer(run: Run, claims: Sequence[ClaimResult]) -> str:
     left = len(run.cells) - len(run.records)
     verb = "has" if left == 1 else "have"
     unfinished = f"This run is not complete: {left} of {count_of(len(run.cells), 'cell')} {verb} no record. " if left else ""
-    return unfinished + _claims_in_words(claims)
+    return unfinished + (_claims_in_words(claims) if claims else _cells_in_words(run))
 
 
 def _claims_in_words(claims: Sequence[ClaimResult]) -> str:
     """Verdicts on measured and on simulated evidence apart."""
-    if not claims:
-        return "The workflow names no claim of a paper; the tables below are the answer."
     counted = [c for c in claims if c.counts]
     recalled = len(claims) - len(counted)
     if not counted:
@@ -106,6 +131,35 @@ def _claims_in_words(claims: Sequence[ClaimResult]) -> str:
     return " ".join(told)
 
 
+def _cells_in_words(run: Run) -> str:
+    """The answer of a run that tests no claim: what counts, whether budgets were kept, what the searches found."""
+    if not run.records:
+        return "The workflow names no claim of a paper, and no cell has ended."
+    ended, kept = sum(counts(r) for r in run.records), [is_sound(r) for r in run.records if r.kind == "step" and r.budget_bytes]
+    of_all = _all_count(ended) if ended == len(run.cells) else f"{ended} of {count_of(len(run.cells), 'cell')} count"
+    of_budgets = f"; {sum(kept)} of {count_of(len(kept), 'cell')} with a budget kept it" if kept else ""
+    told = [f"The workflow names no claim of a paper. {of_all}{of_budgets}."]
+    return " ".join([*told, *_searches_in_words(run)])
+
+
+def _all_count(cells: int) -> str:
+    return "The one cell counts" if cells == 1 else f"All {cells} cells count"
+
+
+def _searches_in_words(run: Run) -> list[str]:
+    """`Largest batch of resnet50 on v100-32gb, simulated: eager 200 and delta 408.`, for the first few places."""
+    found: dict[str, list[str]] = {}
+    for record in run.records:
+        if record.kind == "max_batch" and counts(record) and record.search.get("largest") is not None:
+            over = record.search.get("over", BATCH)
+            where = f"Largest {over} of {record.config.get('model')} on {target_in_words(record.config, run.environment_of(record))}"
+            is_end = record.search["largest"] == record.search.get("high")
+            found.setdefault(where, []).append(f"{run.label(record)} {'at least ' if is_end else ''}{record.search['largest']}")
+    told = [f"{where}: {join_words(values)}." for where, values in found.items()]
+    more = len(told) - MOST_SEARCHES
+    return told if more <= 0 else [*told[:MOST_SEARCHES], f"{count_of(more, 'further place')} below."]
+
+
 def _standing(run: Run) -> str:
     """`2 of 16 cells do not count: 1 wrong and 1 plan infeasible. 1 exceeded its budget.`"""
     if not run.records:
@@ -115,7 +169,7 @@ def _standing(run: Run) -> str:
     number = void.total() + left
     reasons = join_words([f"{n} {word}" for word, n in void.most_common()] + ([f"{left} without a record"] if left else []))
     told = [f"{number} of {count_of(len(run.cells), 'cell')} {'does' if number == 1 else 'do'} not count: {reasons}." if number else
-            f"All {count_of(len(run.cells), 'cell')} count."]
+            f"{_all_count(len(run.cells))}."]
     over = sum(bool(r.measured.get("over_budget_bytes")) for r in run.records)
     told += [f"{count_of(over, 'cell')} exceeded {'its budget' if over == 1 else 'their budgets'}."] if over else []
     return " ".join([*told, *_truth_in_words(run)])

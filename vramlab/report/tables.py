@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.figures import peak_of
@@ -13,6 +14,10 @@ from vramlab.report.words import (
     is_simulated_target, seconds_in_words, significant, simulated_ratio,
 )
 from vramlab.runs import Cell, Run
+
+
+SHAREABLE = ("experiment", "model", "batch", "on")  # columns that stand above a table once where all its rows agree
+LEAST_ROWS_A_PLACE = 3  # on average, where rows of a table stand below their place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +42,65 @@ class Row:
 
 @dataclass
 class Table:
-    """Columns in groups, rows and the notes under them. The first column, mostly the experiment, is shown where there are several."""
+    """Columns in groups, rows and the notes under them. What all rows share of their identity stands once, above them."""
 
     id: str
     title: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]  # (heading over the columns, their headings)
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_detail: bool = False  # left out of a page that has no room for it; every cell is a row of a table that is none
 
     @property
-    def only_experiment(self) -> str:
-        """The first column's entry where all rows share it, else ""."""
-        names = {row.values[0].text for row in self.rows}
-        return names.pop() if len(names) == 1 else ""
+    def headings(self) -> list[str]:
+        """Of all columns."""
+        return [name for _, names in self.groups for name in names]
+
+    @property
+    def shared(self) -> dict[int, str]:
+        """Columns that say the same of every row, by index, and what they say."""
+        found = {i: {row.values[i].text for row in self.rows} for i, name in enumerate(self.headings) if name in SHAREABLE}
+        return {i: texts.pop() for i, texts in found.items() if len(texts) == 1}
+
+    @property
+    def shared_in_words(self) -> str:
+        """`experiment memory, model resnet50, batch 16, on cpu`; "" where the rows share nothing."""
+        return self._in_words(self.shared)
+
+    @property
+    def places(self) -> list[tuple[str, list[Row]]]:
+        """(what its rows share beyond that, rows), where places have several rows each; else all rows under ""."""
+        varied = self._varied
+        found = [(dict(zip(varied, texts)), list(rows))
+                 for texts, rows in groupby(self.rows, key=lambda row: [row.values[i].text for i in varied])]
+        if len(found) < 2 or len(self.rows) < LEAST_ROWS_A_PLACE * len(found):
+            return [("", self.rows)]
+        return [(self._in_words(texts), rows) for texts, rows in found]
+
+    @property
+    def shown(self) -> tuple[list[tuple[str, list[str]]], list[int]]:
+        """(groups of headings, indices of their columns), without what all rows share and, where places are told apart, without those."""
+        return self._without({*self.shared, *(self._varied if len(self.places) > 1 else ())})
 
     @property
     def on_paper(self) -> tuple[list[tuple[str, list[str]]], list[int]]:
-        """(groups of headings, indices of their columns): without links, which a paper cannot follow, and without the first column
-        where all rows share it."""
-        groups, kept, index = [], [], 0
+        """The same with a column for what rows do not share, and without links, which a paper cannot follow."""
+        return self._without({*self.shared, *(i for i, name in enumerate(self.headings) if name == "evidence")})
+
+    @property
+    def _varied(self) -> list[int]:
+        return [i for i, name in enumerate(self.headings) if name in SHAREABLE and i not in self.shared]
+
+    def _in_words(self, texts: Mapping[int, str]) -> str:
+        return ", ".join(f"{self.headings[i]} {text}" for i, text in texts.items() if text != DASH)
+
+    def _without(self, left_out: Collection[int]) -> tuple[list[tuple[str, list[str]]], list[int]]:
+        groups, index = [], 0
         for heading, names in self.groups:
-            columns = range(index, index + len(names))
-            shown = [i for i in columns if names[i - index] != "evidence" and not (i == 0 and self.only_experiment)]
-            groups += [(heading, [names[i - index] for i in shown])] if shown else []
-            kept += shown
+            kept = [name for i, name in enumerate(names, index) if i not in left_out]
+            groups += [(heading, kept)] if kept else []
             index += len(names)
-        return groups, kept
+        return groups, [i for i in range(index) if i not in left_out]
 
     def note(self, text: str) -> int:
         """Number of the note with this text, from 1."""
@@ -187,8 +225,8 @@ def cells_of(run: Run, kind: str, *, simulated: bool | None = None) -> list[Cell
 
 
 def add_row(table: Table, cell: Cell, columns: int, numbers: Callable[[RunRecord], list[Value]]) -> None:
-    """One row: identity, state, numbers, link; dashes when there is no record."""
-    values = [*identity(cell), *state(table, cell)]
+    """One row: identity, state but in a detail, numbers, link; dashes when there is no record."""
+    values = [*identity(cell), *(() if table.is_detail else state(table, cell))]
     values += numbers(cell.record) if cell.record else [table.dash(cell.problem)] * columns
     table.rows.append(Row(values=(*values, link(cell)), is_void=cell.record is None or bool(why_void(cell.record))))
 

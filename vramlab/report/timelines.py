@@ -32,7 +32,7 @@ from vramlab.simulate import simulate
 from vramlab.tape import Tape
 from vramlab.trace import Trace
 
-MOST_CELLS, MOST_BYTES = 16, 5_000_000  # of timelines in one report, beside 5 MB of plotly.js
+MOST_CELLS, MOST_BYTES = 16, 5_000_000  # of timelines in one report, beside 5 MB of plotly.js, where the page has room for so much
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError)
 NO_ROOM = "no room for more in one report"
 EXACT_SECONDS = 1e-6  # share: the same sums in the same order
@@ -64,11 +64,11 @@ class Timelines:
     notes: tuple[str, ...]  # what is left out and why
 
 
-def timelines(run: Run) -> Timelines:
-    """Eager and the best method at each budget, of each group of step cells, while there is room."""
+def timelines(run: Run, room: int = MOST_BYTES) -> Timelines:
+    """Eager and the best method at each budget, of each group of step cells, while there is room: bytes of their data."""
     chosen, left_out = choose(run)
     folders = {cell.cell_id: cell.folder for cell in run.cells}
-    page = _Page()
+    page = _Page(min(room, MOST_BYTES))
     for record in chosen:
         found = Absent(NO_ROOM) if page.is_full else simulated(record, folders[record.cell_id])
         if not isinstance(found, Absent):
@@ -82,16 +82,16 @@ def timelines(run: Run) -> Timelines:
 class _Page:
     """What is drawn so far: cells, and the tape of each, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
         self.cells: list[dict[str, Any]] = []
         self.tapes: list[dict[str, Any]] = []
         self.drawn: list[Drawn] = []
         self._digests: list[str] = []
-        self._room = MOST_BYTES
+        self._room = room
 
     @property
     def is_full(self) -> bool:
-        return len(self.cells) >= MOST_CELLS
+        return len(self.cells) >= MOST_CELLS or self._room <= 0
 
     def add(self, where: str, name: str, lines: Mapping[str, int | None], checked: CheckedSchedule, trace: Trace) -> Absent | None:
         """Add a cell, or say why not."""
@@ -100,7 +100,7 @@ class _Page:
         tapes = [tape_json(checked.tape)] if is_new else []
         index = len(self.tapes) if is_new else self._digests.index(digest)
         body = {"name": name, "where": where, "tape": index} | timeline_json(checked, trace) | lines
-        nbytes = len(_compact([body, *tapes]))
+        nbytes = len(in_script([body, *tapes]))
         if nbytes > self._room:
             return Absent(NO_ROOM)
         self._room -= nbytes
@@ -232,7 +232,7 @@ def _reasons(left_out: Mapping[str, int]) -> str:
     return "; ".join(f"{count_of(number, 'cell')}: {reason}" for reason, number in left_out.items())
 
 
-def in_script(body: Mapping[str, Any]) -> str:
+def in_script(body: Mapping[str, Any] | Sequence[Any]) -> str:
     """JSON that no HTML parser can leave by: what could open or close an element, or end a line of script, is written as \\uXXXX."""
     return "".join(_escaped(_compact(body)))
 

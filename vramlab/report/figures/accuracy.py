@@ -10,9 +10,10 @@ from vramlab.report import drawing
 from vramlab.report.drawing import MUTED, Panel, panel_axes
 from vramlab.report.figures.kinds import FigureSet, Looks
 from vramlab.report.figures.marks import Mark, draw_marks, marks_in_words
-from vramlab.report.words import GIB, MIB, count_of, significant
+from vramlab.report.words import GIB, MIB, bytes_in_words, count_of, significant
 from vramlab.runs import Run
 
+MOST_MARKS = 600
 QUANTITIES = (  # name, what it is, whether more than predicted breaks a budget
     ("peak", "peak", True), ("seconds", "step time", False),
 )
@@ -27,7 +28,9 @@ def accuracy_figures(run: Run, looks: Looks) -> FigureSet:
             panels.append(_panel(looks, name, what, pairs))
             told.append(_errors_in_words(what, pairs, breaks_budgets))
     simulated_only = "" if told else "Nothing to compare: no cell has both a prediction and a measurement."
-    return FigureSet(panels=tuple(panels), note=simulated_only, statement=" ".join(told))
+    drawn = f"{MOST_MARKS} marks of more are drawn: those furthest off, and of the others as many as fit. The numbers above are of all."
+    is_thinned = any(len(_pairs(run, name)) > MOST_MARKS for name, _, _ in QUANTITIES)
+    return FigureSet(panels=tuple(panels), note=drawn if is_thinned else simulated_only, statement=" ".join(told))
 
 
 def _pairs(run: Run, name: str) -> list[tuple[str, float, float]]:
@@ -41,10 +44,22 @@ def _pairs(run: Run, name: str) -> list[tuple[str, float, float]]:
     return found
 
 
+def _thinned(pairs: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
+    """All, or MOST_MARKS of them in their order: the half that is furthest off, and of the rest each n-th."""
+    if len(pairs) <= MOST_MARKS:
+        return list(pairs)
+    by_error = sorted(range(len(pairs)), key=lambda i: -abs(pairs[i][2] / pairs[i][1] - 1) if pairs[i][1] else 0)
+    half = MOST_MARKS // 2
+    rest = by_error[half:]
+    kept = by_error[:half] + [rest[i * len(rest) // half] for i in range(half)]
+    return [pairs[i] for i in sorted(kept)]
+
+
 def _panel(looks: Looks, name: str, what: str, pairs: Sequence[tuple[str, float, float]]) -> Panel:
     largest = max(max(measured, predicted) for _, measured, predicted in pairs)
     unit, size = ("s", 1.0) if name == "seconds" else ("GiB", GIB) if largest >= 4 * GIB else ("MiB", MIB)
-    marks = [Mark(method=method, x=measured / size, y=predicted / size, is_simulated=False) for method, measured, predicted in pairs]
+    shown = _thinned(pairs)
+    marks = [Mark(method=method, x=measured / size, y=predicted / size, is_simulated=False) for method, measured, predicted in shown]
     top = 1.08 * largest / size
     with panel_axes(f"Predicted {what} against measured") as (figure, axes):
         axes.plot([0, top], [0, top], color=MUTED, linestyle="--", linewidth=1.0, label="predicted = measured")
@@ -60,13 +75,19 @@ def _errors_in_words(what: str, pairs: Sequence[tuple[str, float, float]], break
     told = (f"{what[0].upper()}{what[1:]}, {count_of(len(pairs), 'cell')}: predicted less measured is {_percent(min(errors))} to "
             f"{_percent(max(errors))} of the measured, {_percent(median(errors))} in the median; without sign "
             f"{_absolute(median(map(abs, errors)))} in the median, {_absolute(max(map(abs, errors)))} at the most")
-    unsafe = f"; {sum(low)} of {len(low)} held more than was predicted (unsafe rate {100 * sum(low) / len(low):.0f} %)"
-    return f"{told}{unsafe if breaks_budgets else ''}."
+    if not breaks_budgets:
+        return f"{told}."
+    most = max(measured - predicted for _, measured, predicted in pairs)
+    by = f", by {bytes_in_words(most)} or less" if any(low) else ""
+    return f"{told}; {sum(low)} of {len(low)} held more than was predicted{by} (unsafe rate {100 * sum(low) / len(low):.0f} %)."
 
 
 def _percent(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{significant(value, 2)} %"
+    if 0 < abs(value) < 0.005:
+        return "about 0 %"
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{_absolute(abs(value))}"
 
 
 def _absolute(value: float) -> str:
-    return f"{significant(value, 2)} %"
+    """Two digits, none behind the hundredth of a per cent."""
+    return f"{significant(value, 2) if value >= 0.1 or value == 0 else f'{value:.2f}' if value >= 0.005 else 'less than 0.01'} %"

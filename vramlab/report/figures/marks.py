@@ -10,9 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.drawing import PAPER, plain_label
+from vramlab.report.drawing import MUTED, PAPER, plain_label
 from vramlab.report.figures.kinds import Looks
 
+MOST_TOLD = 120  # marks that a text alternative names one by one
+MOST_LANES = 8
 LANE_HEIGHT = 0.045  # of the axes' height, for one method at the foot
 REGION = "cannot reach"
 RATIO_TICKS = (  # for spans from low to high of at most so many times
@@ -76,6 +78,9 @@ def draw_infeasible(axes: Axes, looks: Looks, crosses: Sequence[tuple[str, float
     """A lane for each method at the foot of the figure: a cross at each budget that it could not keep, and a line over the region that it
     cannot reach, where its smallest budget is known. Returns the share of the height that the lanes take."""
     smallest, methods = smallest or {}, list(dict.fromkeys(name for name, _ in crosses))
+    if len(methods) > MOST_LANES:
+        _draw_together(axes, [x for name, x in crosses if name in methods[MOST_LANES - 1:]], len(methods) - MOST_LANES + 1)
+        methods = methods[:MOST_LANES - 1]
     for lane, method in enumerate(methods):
         height, xs = (lane + 1) * LANE_HEIGHT, [x for name, x in crosses if name == method]
         look = {"color": looks.colour(method), "transform": axes.get_xaxis_transform(), "clip_on": False}
@@ -83,12 +88,27 @@ def draw_infeasible(axes: Axes, looks: Looks, crosses: Sequence[tuple[str, float
             axes.plot([0, smallest[method]], [height, height], linewidth=3, alpha=0.5, solid_capstyle="butt", label=REGION, **look)
         axes.plot(xs, [height] * len(xs), linestyle="none", marker="x", markersize=6, markeredgewidth=1.8,
                   label=f"{plain_label(method)}, infeasible", **look)
-    return (len(methods) + 1) * LANE_HEIGHT if methods else 0.0
+    lanes = min(MOST_LANES, len({name for name, _ in crosses}))
+    return (lanes + 1) * LANE_HEIGHT if lanes else 0.0
+
+
+def _draw_together(axes: Axes, xs: Sequence[float], number: int) -> None:
+    """The last lane, of all methods that have none of their own."""
+    axes.plot(xs, [MOST_LANES * LANE_HEIGHT] * len(xs), linestyle="none", marker="x", markersize=6, markeredgewidth=1.8, color=MUTED,
+              transform=axes.get_xaxis_transform(), clip_on=False, label=f"{number} more methods, infeasible")
 
 
 def marks_in_words(marks: Sequence[Mark], x_unit: str, y_unit: str) -> str:
-    """The drawing for those who cannot see it."""
+    """The drawing for those who cannot see it: each mark, or of each method its range where there are many."""
+    if len(marks) > MOST_TOLD:
+        return _ranges_in_words(marks, x_unit, y_unit)
     return "; ".join(f"{plain_label(p.method)}{' simulated' if p.is_simulated else ''}: {p.y:.4g} {y_unit} at {p.x:.4g} {x_unit}"
                      for p in marks)
 
 
+def _ranges_in_words(marks: Sequence[Mark], x_unit: str, y_unit: str) -> str:
+    by_look: dict[str, list[Mark]] = {}
+    for p in marks:
+        by_look.setdefault(f"{plain_label(p.method)}{' simulated' if p.is_simulated else ''}", []).append(p)
+    return "; ".join(f"{name}, {len(found)} marks: {min(p.y for p in found):.4g} to {max(p.y for p in found):.4g} {y_unit} at "
+                     f"{min(p.x for p in found):.4g} to {max(p.x for p in found):.4g} {x_unit}" for name, found in by_look.items())
