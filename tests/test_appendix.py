@@ -57,7 +57,7 @@ def test_every_claim_of_every_workflow_has_its_command_value_minutes_and_disk(te
         assert (row[0], row[5]) == (claim["id"], f"`./run workflow {name}.yaml`")
         assert row[4].replace(" and ", ", ").split(", ") == named
         assert paper["metric"] in row[1]
-        assert all(f"{v:g}" in row[1] for v in value if isinstance(v, int | float) and not isinstance(v, bool))
+        assert all(f"{v:.10g}" in row[1] for v in value if isinstance(v, int | float) and not isinstance(v, bool))
         expected = [WORKFLOWS[name]["expected"], WORKFLOWS[name].get("when", {}).get("cpu", {}).get("expected", {})]
         assert all(f"{e['minutes']:g}" in re.findall(r"[0-9.]+", row[6]) for e in expected if "minutes" in e)
         assert "MiB" in row[7] or "GiB" in row[7]
