@@ -58,6 +58,13 @@ class Page:
             raise RuntimeError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
+    def leave(self, script: str) -> None:
+        """Run what leads to another page, and wait until that is there."""
+        self._loaded = False
+        self.run(script)
+        while not self._loaded:
+            self._next()
+
     def press(self, key: str) -> None:
         """One key, as the keyboard sends it."""
         text = {"text": key} if len(key) == 1 else {}

@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
 
 from collection_by_hand import Made, fill
 from served import serving
@@ -128,6 +130,17 @@ def test_a_result_page_shows_report_checks_history_and_mark(site):
                      "delta-mem-save reproduced measured 37.5 % saved", "exact bit for bit as eager", "reproduced by 1"):
         assert expected in said, expected
     assert said.index("1 eager") < said.index("Checks")  # the reference of the same bundle
+
+
+def test_without_records_results_are_compared_by_what_the_server_keeps(site):
+    """delta at 60 % and at 80 %: 5 and 6.5 GiB, +24 % and +6 %; their budgets differ, their machines do not."""
+    made = site.made.results
+    found = rows(site.client.get(f"/compare?result={made['delta']}&result={made['delta80']}").text)
+    assert "peak memory 5.000 GiB 6.500 GiB 1.300 not decided: the samples stand in the records" in found
+    assert "overhead 24.0 % 6.0 % 0.2500 not decided: the samples stand in the records" in found
+    assert "budget 60% 80%" in found and not any(row.startswith("machine_hash") for row in found)
+    said = site.text(f"/compare?result={made['delta']}&result={made['simulated']}")
+    assert "They have no figure in common" in said and "v100-32gb" in said
 
 
 def test_a_tombstone_says_why_and_a_flagged_result_that_it_is_unverified(site):
@@ -284,3 +297,29 @@ def test_pages_of_many_results_hold_each_of_them_once(tmp_path):
             found = re.search(r'rel="next" href="([^"]+)"', text)
             path, pages = html.unescape(found[1]) if found else "", pages + 1
     assert pages == 3 and len(seen) == len(set(seen)) == 126 and seen == sorted(seen, reverse=True)
+
+
+def test_while_the_database_is_away_a_page_says_when_to_come_again(tmp_path, monkeypatch):
+    app = create_app(Settings(data_dir=tmp_path))
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        def away(*_):
+            raise OperationalError("SELECT 1", {}, Exception("server closed the connection"))
+
+        monkeypatch.setattr(app.state.database, "read", away)
+        page, api = client.get("/leaderboard"), client.get("/api/v1/health")
+    assert (page.status_code, page.headers["retry-after"]) == (503, "5") and "The database does not answer" in page.text
+    assert "text/html" in page.headers["content-type"] and api.headers["content-type"] == "application/json" and api.status_code == 503
+
+
+def test_below_another_path_every_link_stays_below_it(tmp_path):
+    """As behind a proxy that takes the path off and says so by the root path."""
+    app = create_app(Settings(data_dir=tmp_path))
+    outer = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
+    outer.mount("/results-of-us", app)
+    with serving(outer) as address, httpx.Client(base_url=address) as client:
+        with app.state.database.write() as session:
+            fill(session)
+        for path in ("/", "/leaderboard", "/results", "/papers", "/api"):
+            answer = client.get(f"/results-of-us{path}")
+            links = [link for link in re.findall(r'(?:href|src|action)="(/[^"]*)"', answer.text)]
+            assert answer.status_code == 200 and links and all(link.startswith("/results-of-us/") for link in links), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -192,3 +193,60 @@ def test_without_javascript_everything_works(chromium, tmp_path, plain):
         page.open(Address(f"{plain[0]}/results"))
         page.call("Emulation.setScriptExecutionDisabled", value=False)
         assert page.run("!document.querySelector('form.pick-two button[type=submit]').disabled && !document.querySelector('button.sort')")
+
+
+def submit(page, form):
+    """Send a form as its button does."""
+    page.leave(f"document.querySelector({form!r} + ' button[type=submit]').click()")
+
+
+def write(page, **fields):
+    for name, text in fields.items():
+        page.run(f"document.querySelector('[name={name}]').value = {json.dumps(text)}")
+
+
+RULES = {"title": "Least memory", "name": "least", "model": "resnet50", "device": "NVIDIA H200", "budget": "60%", "seeds": "0, 1",
+         "opens_at": "2026-01-01T00:00", "closes_at": "2126-01-01T00:00"}
+
+
+def test_an_organiser_logs_in_announces_and_logs_out(chromium, tmp_path, plain):
+    """Through the forms themselves: the policy, the cookies and the CSRF tokens let a person do what a person may."""
+    address, made = plain
+    with browser(chromium, tmp_path / "profile") as page:
+        page.open(Address(f"{address}/login"))
+        write(page, token=made.tokens["ada"])
+        submit(page, "form.entry")
+        assert page.run("location.pathname") == "/competitions" and page.run("document.cookie") == ""
+        page.open(Address(f"{address}/competitions/new"))
+        write(page, **RULES)
+        submit(page, "form.entry")
+        assert page.run("location.pathname") == "/competitions/least"
+        assert page.run("document.querySelector('h1').textContent") == "Least memory"
+        write(page, result=str(made.results["delta"]))
+        submit(page, "form.entry")
+        assert page.run("document.querySelector('tbody th').textContent.trim()").startswith("delta")
+        submit(page, "header form")
+        assert page.run("[...document.querySelectorAll('header a')].some(a => a.textContent === 'Log in')")
+        assert page.said == []
+
+
+def test_what_an_organiser_writes_runs_nowhere_either(chromium, tmp_path, hostile):
+    """Hostile rules that are refused come back in the form as they were written; those that are taken stand on the pages as text."""
+    address, made = hostile
+    with browser(chromium, tmp_path / "profile") as page:
+        page.open(Address(f"{address}/login"))
+        write(page, token=made.tokens["ada"])
+        submit(page, "form.entry")
+        for name, text in enumerate(HOSTILE):
+            page.open(Address(f"{address}/competitions/new"))
+            write(page, **RULES | {"title": text, "model": text, "device": text, "budget": text, "description": text, "name": "Wrong Name"})
+            submit(page, "form.entry")
+            kept = page.run("['title', 'model', 'description'].map(name => document.getElementById('field-' + name).value)")
+            assert kept == [text] * 3
+            write(page, name=f"hostile-{name}")
+            submit(page, "form.entry")
+            assert page.run("location.pathname") == f"/competitions/hostile-{name}"
+            assert page.run("document.querySelector('h1').textContent") == text and page.run("window.ran === undefined")
+        page.open(Address(f"{address}/competitions"))
+        assert page.run("window.ran === undefined && document.querySelectorAll('main li').length") >= len(HOSTILE)
+        assert [text for text in page.said if "422" not in text] == []

@@ -25,6 +25,8 @@ LEADERBOARD_COLUMNS = ("rank", "method", "numbers", "model", "workload", "device
 _SETTINGS = ("workload", "workflow", "experiment", "kind", "target", "seed", "harness_version", "method_source_sha256", "cell_id",
              "record_sha256", "telemetry_sha256", "comparison_key")
 
+_COMPARED = ("model", "workload", "method", "device", "target", "batch_size", "budget", "kind", "experiment", "seed",
+             "method_source_sha256", "harness_version", "workflow", "machine_hash")
 Counts = Mapping[tuple[str, bool], int]  # (name, is verified) -> results
 
 
@@ -168,10 +170,21 @@ def comparison(pair: Sequence[Result], records: Sequence[RunRecord | None]) -> d
     """What differs between two results. From their records; where one is not at hand, that is said."""
     first, second = records
     if first is None or second is None:
-        warning = "The record of one of them is not at hand: only what the table above shows can be compared."
-        return {"warnings": [warning], "differences": [], "settings": []}
+        warning = "The record of one of them is not at hand: only what the server keeps of each result is compared."
+        return {"warnings": [warning], **_comparison_of_rows(*pair)}
     return {"warnings": list(side_by_side.warnings(first, second)), "differences": side_by_side.rows(first, second),
             "settings": side_by_side.settings_that_differ(first, second)}
+
+
+def _comparison_of_rows(first: Result, second: Result) -> dict[str, Any]:
+    """From the columns alone: whether two figures can be told apart stands in records."""
+    settings = [(name, *map(words.plainly, pair)) for name in _COMPARED
+                if len(set(pair := [getattr(row, name) for row in (first, second)])) > 1]
+    if first.is_simulated != second.is_simulated:
+        return {"settings": settings, "differences": []}
+    rows = [side_by_side.row_of_figures(metric.title, getattr(first, key), getattr(second, key), metric.unit, first.is_simulated)
+            for key, metric in words.METRICS.items() if getattr(first, key) is not None or getattr(second, key) is not None]
+    return {"settings": settings, "differences": rows}
 
 
 # ----------------------------------------------------------------------------------------------------------- papers and claims

@@ -55,6 +55,13 @@ def _row(difference: Difference, simulated: bool) -> Row:
                second=_shown(difference.figure, difference.second, simulated), ratio=ratio, told=_told(difference, simulated))
 
 
+def row_of_figures(figure: str, first: float | None, second: float | None, unit: str, simulated: bool) -> Row:
+    """One figure of two results whose records are not at hand."""
+    shown = [value_in_words(value, unit) + (" simulated" if simulated and value is not None else "") for value in (first, second)]
+    ratio = significant(second / first, 4) if first and second is not None else DASH
+    return Row(figure=figure, first=shown[0], second=shown[1], ratio=ratio, told="not decided: the samples stand in the records")
+
+
 def _told(difference: Difference, simulated: bool) -> str:
     if difference.first is None or difference.second is None:
         return "no: one of them has no such figure"
