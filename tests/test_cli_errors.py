@@ -74,7 +74,7 @@ def test_what_a_method_prints_is_not_among_the_answers(tmp_path, monkeypatch, ca
 
 @pytest.mark.parametrize(("file", "old", "new", "said"), [
     ("method.py", "@dataclass", "def (:", "method.py cannot be read as Python"),
-    ("card.yaml", "needs: []", "needs: [backwards]", "need 'backwards' is unknown; there are timings, backward"),
+    ("card.yaml", "needs: []", "needs: [backwards]", "need 'backwards' is unknown; did you mean 'backward"),
     ("method.py", "        return fixed_plan(", "        __import__('torch')\n        return fixed_plan(", "torch was imported while"),
     ("card.yaml", "claims: []", "claims: [vdnn-page-2]", "claim 'vdnn-page-2' is unknown"),
 ])
