@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 import pytest
 from collection_by_hand import fill
 from crowd_made import measured, served
 from hand_made import search, simulated_step
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_pages import EVERY_PAGE, rows, words
 
 from vramlab.crowd.server import queries
@@ -82,7 +85,7 @@ def test_settings_that_differ_are_named_and_a_close_pair_cannot_be_told_apart(se
     two, = results_of(server, server.submit("ada", measured(2, gpu=V100, ratio=1.301, budget="80%")))
     found = rows(server.web.get(f"/compare?result={one}&result={two}").text)
     assert "budget 60% 80%" in found
-    assert next(r for r in found if r.startswith("step time")).endswith("no: their 95 % intervals overlap")
+    assert next(r for r in found if r.startswith("step time")).endswith("no: their 95 % intervals overlap, or have too few pairs")
 
 
 def test_measured_and_simulated_are_not_held_against_each_other(server):
@@ -131,3 +134,26 @@ def test_a_search_shows_its_size_and_a_claim_without_evidence_is_on_neither_side
     assert verdict == "delta-bs-r50 not testable here – –"
     board = next(r for r in rows(server.web.get("/claims").text) if r.startswith("delta-bs-r50"))
     assert board.endswith("– – 1 not testable here 1 submitter")
+
+
+NASTY = st.one_of(st.text(max_size=30), st.sampled_from([
+    "", "0", "-1", "1e9", "9" * 30, "%", "_", "'", '"', "\\", "\x00", "\ud800", "measured:", "simulated:x", "measured:\x00",
+    "checked", "peak_bytes", "resnet50", "\U0001d518", "\u202e", "NaN", "null"]))
+NAMES = ("model", "method", "device", "state", "workload", "batch", "budget", "metric", "unverified", "before", "result", "system",
+         "submitter")
+ROOMS = ("/leaderboard", "/leaderboard.csv", "/leaderboard.json", "/results", "/results.csv", "/results.json", "/compare", "/claims")
+NAMED = ("/results", "/papers", "/claims", "/submitters", "/competitions", "/bundles")
+
+
+@given(st.sampled_from(ROOMS), st.lists(st.tuples(st.sampled_from(NAMES), NASTY), max_size=5), st.sampled_from(NAMED), NASTY)
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_an_address_holds_it_is_answered_in_words(server, room, query, named, name):
+    """No address is a fault of the server: 200, or a page that says what is wrong with it."""
+    if not server.web.get("/results").text.count("<tr"):
+        with server.database.write() as session:
+            fill(session)
+    asked = "&".join(f"{quote(key)}={quote(text.encode('utf-8', 'surrogatepass'))}" for key, text in query)
+    for path in (f"{room}?{asked}", f"{named}/{quote(name.encode('utf-8', 'surrogatepass'), safe='')}"):
+        answer = server.web.get(path)
+        assert answer.status_code in (200, 400, 404), (path, answer.status_code, answer.text[:200])
+        assert answer.status_code == 200 or "<h1>" in answer.text
