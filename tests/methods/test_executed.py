@@ -22,7 +22,7 @@ ASKED = [("checkpoint", {}), ("checkpoint", {"plan": "recursive"}), ("delta", {}
          ("delta", {"action": "recompute-only"}), ("superneurons", {}), ("superneurons", {"recomputation": "memory-centric"}),
          ("superneurons", {"offload": "all"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {}),
          ("vdnn", {"policy": "all"}), ("vdnn", {"policy": "conv"})]
-ASKED += [("dtr", {}), ("dtr", {"heuristic": "eq"}), ("rotor", {}), ("capuchin", {})]
+ASKED += [("dtr", {}), ("dtr", {"heuristic": "eq"}), ("rotor", {}), ("capuchin", {}), ("pofo", {})]
 
 
 def tightest(tape, method: str, options: dict) -> CheckedSchedule:
