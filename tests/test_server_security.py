@@ -256,6 +256,11 @@ def test_sql_in_any_text_parameter_finds_nothing_and_breaks_nothing(unharmed):
                 assert rows == [], (path, name, text)
 
 
+def test_a_parameter_that_there_is_not_is_refused_with_the_nearest_name(unharmed):
+    answer = unharmed.web.get("/api/v1/results", params={"modl": "resnet50"})
+    assert answer.status_code == 422 and answer.json()["error"] == "no such parameter: 'modl'; did you mean 'model'?"
+
+
 def test_sql_and_html_in_a_record_are_text(server):
     text = "'); DROP TABLE result; -- <img src=x onerror=alert(1)>"
     server.submit("ada", measured(7, gpu=text, method=text, model=text))

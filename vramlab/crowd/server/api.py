@@ -27,8 +27,18 @@ from vramlab.crowd.server.intake import Refused, Taken
 from vramlab.crowd.server.states import Actor, StateError, move
 from vramlab.crowd.server.store import Body
 from vramlab.crowd.server.tables import TOMBSTONES, VERIFIED, Account, Base, Bundle, Competition, Entry, Result, State
+from vramlab.yaml_nodes import nearest
 
-router = APIRouter(prefix="/api/v1")
+
+def _known_parameters(request: Request) -> None:
+    """A parameter that the document does not name is refused: a filter that is misspelt would find more than was asked for."""
+    told = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()].get("parameters", ())
+    known = [parameter["name"] for parameter in told if parameter["in"] == "query"]
+    if unknown := sorted(set(request.query_params) - set(known)):
+        raise Refused(422, f"no such parameter: {', '.join(map(repr, unknown))[:200]}{nearest(unknown[0], known)}")
+
+
+router = APIRouter(prefix="/api/v1", dependencies=[Depends(_known_parameters)])
 
 BEARER = Security(HTTPBearer(auto_error=False))  # for the document; `caller_of` reads the header
 MOST_ID = 2**53  # ids are numbers of JSON
