@@ -24,7 +24,7 @@ from vramlab.crowd.rules.schedules import Planned, _bound_faults
 from vramlab.liveness import replay_schedule
 from vramlab.planner import Budget
 from vramlab.predicted import least_step_seconds
-from vramlab.program import INFEASIBLE, OPTIMAL, Program, total
+from vramlab.program import INFEASIBLE, OPTIMAL, ZERO, Program, total
 from vramlab.schedule import Compute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Role, Tape
@@ -206,6 +206,11 @@ def test_a_program_without_a_point_says_so_and_one_without_an_end_is_an_error():
     column = empty.column()
     empty.at_most(2.0, column)
     assert empty.minimise(column).status == INFEASIBLE
+    nothing = Program()
+    nothing.at_most(1.0, 2.0)
+    assert nothing.minimise(ZERO + 5.0).objective == 5.0
+    nothing.at_most(2.0, 1.0)
+    assert nothing.minimise(ZERO + 5.0).status == INFEASIBLE
     endless = Program()
     with pytest.raises(RuntimeError, match="HiGHS"):
         endless.minimise(endless.column(high=math.inf) * -1)

@@ -295,6 +295,8 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
     against = {"eager_step_seconds": sum(op.seconds for op in plain.ops)}  # the library's algorithms, the whole batch at once
     if out is not None and not tape.micro_batches and devices == 1:
         against["least_step_seconds"] = least_step_seconds(checked, profile, budget.device_bytes if is_limited else None)
+    if proof := getattr(planner, "proof", None):  # of a planner that knows how far from the best its plan may be
+        against["proof"] = proof
     return facts | {"schedule_digest": schedule.digest, "predicted": predicted_of(checked, profile) | against | over_devices}
 
 

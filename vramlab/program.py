@@ -106,6 +106,11 @@ class Program:
         from scipy.optimize import Bounds, LinearConstraint, milp  # a third of a second to load
         from scipy.sparse import csr_array
 
+        if not self.columns:  # scipy wants one
+            is_empty = any(right < 0 for _, right in self._rows)
+            if is_empty:
+                return Answer(status=INFEASIBLE, objective=math.inf, bound=math.inf, values=None)
+            return Answer(status=OPTIMAL, objective=objective.constant, bound=objective.constant, values=np.zeros(0))
         cost = np.zeros(self.columns)
         for column, by in objective.terms.items():
             cost[column] += by

@@ -225,6 +225,7 @@ class Predicted(Block):
     micro_batches: list[Annotated[int, Field(ge=1)]] | None = None
     eager_step_seconds: Seconds | None = None
     least_step_seconds: Seconds | None = None
+    proof: dict[Word, Any] | None = None
     swap_vs_recompute: Swap | None = None
     infeasible: Infeasible | None = None
     split_convolutions: dict[Word, Any] | None = None

@@ -29,8 +29,8 @@ from vramlab.variants import with_variants
 
 _SIM = "sim:"
 # Of `predicted`: what is not of the schedule and its device.
-_BESIDE = ("eager_step_seconds", "least_step_seconds", "swap_vs_recompute", "infeasible", "split_convolutions", "inplace_gradients",
-           "sensitivity", "devices", "parallel", "one_device_step_seconds", "speedup_over_one_device")
+_BESIDE = ("eager_step_seconds", "least_step_seconds", "proof", "swap_vs_recompute", "infeasible", "split_convolutions",
+           "inplace_gradients", "sensitivity", "devices", "parallel", "one_device_step_seconds", "speedup_over_one_device")
 _ANY_BOARD = "v100-32gb"  # for what does not depend on a device
 
 
