@@ -37,8 +37,8 @@ def _one_run(e: Examination) -> Iterator[Fault]:
     workflow = e.contents.run.workflow
     for name, record in e.contents.records.items():
         e.count()
-        for key, value in record.workflow.items():
-            if value != workflow.get(key):
+        for key in ("name", "title", "label", "path", "sha256"):
+            if (value := record.workflow.get(key)) != workflow.get(key):
                 yield f"{name}:workflow.{key}", f"{value!r}; the run's is {workflow.get(key)!r}"
         if record.kind != record.config["kind"]:
             yield f"{name}:kind", f"{record.kind}; the config says {record.config['kind']}"

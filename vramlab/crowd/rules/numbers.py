@@ -41,9 +41,11 @@ def _step_times(e: Examination) -> Iterator[Fault]:
         ratio = paired_ratio(ours, theirs)
         yield from disagreements(f"{where}.ratio", m.get("ratio"), ratio.to_json())
         yield from disagreements(f"{where}.warmup_steps", m.get("warmup_steps"), asked["warmup"])
-        if m.get("drift") is not None:
-            told = distinguishable(ratio, Interval(**m["drift"]))
-            yield from disagreements(f"{where}.is_distinguishable", m.get("is_distinguishable"), told)
+        if m.get("drift") is None:
+            yield f"{where}.drift", "a ratio without how far eager is off itself"
+            continue
+        told = distinguishable(ratio, Interval(**m["drift"]))
+        yield from disagreements(f"{where}.is_distinguishable", m.get("is_distinguishable"), told)
 
 
 @rule(Round.DERIVATION, "baseline", "eager's own peak and drift are those of the bundle's baselines, whose drift follows from its samples")
@@ -84,7 +86,7 @@ def _drift(where: str, record: RunRecord, noise: Mapping[str, Any] | None) -> It
         yield from disagreements(f"{where}.drift", record.measured["drift"], derived)
     if record.config["method"] == "eager" and record.measured.get("step_seconds") is not None:
         yield from disagreements(f"{where}.step_seconds", record.measured["step_seconds"], first)
-        yield from disagreements(f"{where}.baseline_step_seconds", record.measured["baseline_step_seconds"], second)
+        yield from disagreements(f"{where}.baseline_step_seconds", record.measured.get("baseline_step_seconds"), second)
 
 
 @rule(Round.DERIVATION, "peak", "what a peak is over its budget and off its prediction follows from both")

@@ -240,6 +240,8 @@ def _comparable(e: Examination) -> Iterator[Fault]:
     for name, record in e.contents.records.items():
         e.count()
         environment = e.contents.run.environment_of(record)
+        if record.provenance.get("written_by") == "cell" and not record.environment:
+            yield f"{name}:environment", "is missing: a cell says itself on what it ran"
         if machine_of(environment) is None:
             yield f"{name}:environment.system.host_hash", "is missing"
         if record.outcome is Outcome.OK and device_of(record, environment) is None:

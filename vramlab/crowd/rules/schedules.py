@@ -295,6 +295,8 @@ def _not_derived(e: Examination) -> Iterator[Fault]:
     counts = Counter[tuple[str, str]]()
     for found in planned(e):
         e.count()
+        if found.record.predicted.get("least_step_seconds") is not None:
+            counts["predicted.least_step_seconds", "held within its limits; the program that it is the optimum of is not solved again"] += 1
         if found.record.predicted.get("sensitivity"):
             counts["predicted.sensitivity", "needs the method's plans on perturbed devices"] += 1
         if found.record.predicted.get("infeasible"):
