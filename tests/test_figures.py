@@ -214,6 +214,14 @@ def test_plan_time_over_ops_on_two_log_axes(tmp_path):
     assert old.panels == () and "does not hold the number of ops" in old.note
 
 
+def test_no_figure_shows_the_source_of_a_formula(tmp_path):
+    """Log axes of a narrow range, too: their ticks are plain numbers."""
+    step = measured_step("delta", 500, budget="50%")
+    (panel,) = figures_of(tmp_path, [replace(step, provenance=step.provenance | {"ops": 97})], "planning").panels
+    words = Drawn(panel).texts
+    assert not [t for t in words if "$" in t or "math" in t] and "100" in words
+
+
 def test_fragmentation_where_an_allocator_was_sampled(tmp_path):
     record = measured_step("delta", 500, budget="50%", config={"target": "cuda:0"})
     known = replace(record, measured={**record.measured, "reserved_peak_bytes": 800 * MIB, "allocated_peak_bytes": 600 * MIB})

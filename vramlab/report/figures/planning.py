@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
 from vramlab.report import drawing
 from vramlab.report.drawing import panel_axes
 from vramlab.report.figures.groups import sentence
@@ -24,6 +26,10 @@ def planning_figures(run: Run, looks: Looks) -> FigureSet:
         axes.set(xscale="log", yscale="log", xlabel="ops of the step (log scale)", ylabel="plan time in s (log scale)")
         axes.set(xlim=(min(m.x for m in marks) / 1.5, max(m.x for m in marks) * 1.5),
                  ylim=(min(m.y for m in marks) / 2, max(m.y for m in marks) * 2))
+        for axis, ticks in ((axes.xaxis, (1.0, 2.0, 5.0)), (axes.yaxis, (1.0,))):
+            axis.set_major_locator(LogLocator(subs=ticks))
+            axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.10g}"))
+            axis.set_minor_locator(NullLocator())
         panel = drawing.finish(figure, name="planning", title="Plan time against the size of the graph",
                                description=marks_in_words(marks, "ops", "s"))
     return FigureSet(panels=(panel,), note=note)
