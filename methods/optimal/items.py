@@ -17,7 +17,7 @@ class Run:
 
     tape: Tape
     ops: tuple[int, ...]
-    makes: frozenset[int]  # what others read, or the step ends with
+    makes: frozenset[int]  # what others read, or the step ends with; of a single op all that it creates, which may take over an input
 
     @cached_property
     def reads(self) -> frozenset[int]:
@@ -120,7 +120,7 @@ def footprint_bytes(item: Item) -> int:
 
 def _item(tape: Tape, ops: tuple[int, ...]) -> Item:
     last, here = last_use(tape), set(ops)
-    makes = frozenset(s for op in ops for s in tape.creates[op] if tape.storages[s].at_end or last[s] not in here)
+    makes = frozenset(s for op in ops for s in tape.creates[op] if len(ops) == 1 or tape.storages[s].at_end or last[s] not in here)
     again = _needed(tape, ops, makes)
     until = min((_until(tape, op) for op in again), default=len(tape.ops))
     possible = makes and all(_may_run_again(tape, op) for op in again) and until > ops[-1]

@@ -127,10 +127,10 @@ class Mixed:
                     self.off[s, q], self.pf[s, q] = self.program.binary(), self.program.binary()
 
     def _lifetime(self, s: int) -> tuple[int, int]:
-        """The first position at which s can be there, and the last at which it can be of use."""
+        """The first position at which s can be there, and the last at which it can be of use, or is made beside what is."""
         uses = [q for q, p in enumerate(self.positions) if p.run is not None and s in p.run.reads]
         makes = [q for q, p in enumerate(self.positions) if p.run is not None and s in p.run.makes]
-        last = len(self.positions) - 1 if s in self.at_end else max(uses + makes[:1], default=-1)
+        last = len(self.positions) - 1 if s in self.at_end else max(uses + makes, default=-1)
         return 0 if self.tape.storages[s].at_start else makes[0], last
 
     def _reads(self, q: int) -> frozenset[int]:

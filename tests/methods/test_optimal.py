@@ -72,6 +72,12 @@ def test_a_smaller_class_is_seen_to_be_slower():
     assert compare(tape, budget, 9.0, recomputes=2) <= with_one
 
 
+def test_an_output_that_nobody_reads_takes_over_its_input():
+    """Found by the search at six ops: 10 bytes are enough only where it does; the search gives 54 s."""
+    tape, budget = list(tapes_that_bind(6, range(4)))[1]
+    assert budget == 10 and METHOD.build(groups=8).solve(tape, link(2), Budget(device_bytes=budget)).seconds == pytest.approx(54.0)
+
+
 def test_without_a_host_nothing_is_copied():
     tape, budget = next(tapes_that_bind(4, range(9)))
     solution = METHOD.build(groups=8).solve(tape, link(0.1), Budget(device_bytes=budget, host_bytes=0))
