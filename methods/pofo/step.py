@@ -11,7 +11,7 @@ from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
 from vramlab.planner import Budget
 from vramlab.player import BOTH, ON_HOST
-from vramlab.schedule import Compute, Free, Instruction, Prefetch, Recompute, Schedule, Wait
+from vramlab.schedule import Compute, Free, Instruction, Prefetch, Recompute, Schedule
 from vramlab.stages import Stage, StagePlayer
 from vramlab.tape import Tape
 
@@ -94,29 +94,23 @@ def hoisted(checked: CheckedSchedule, device: DeviceProfile, budget: Budget) -> 
     """
     tape, instructions = checked.tape, checked.schedule.instructions
     begins = np.cumsum([0.0, *(tape.ops[i.op].seconds if isinstance(i, Compute | Recompute) else 0.0 for i in instructions)])
-    inner, gone = checked.inner_peak_bytes.copy(), {}
+    inner, gone, left_at = checked.inner_peak_bytes.copy(), {}, {}
     for k, i in enumerate(instructions):
         if isinstance(i, Free):
             gone[i.storage] = k
+        elif isinstance(i, Prefetch):
+            left_at[k] = gone[i.storage]
     starts, earlier = np.inf, {}
     for k in reversed([k for k, i in enumerate(instructions) if isinstance(i, Prefetch)]):
-        s = instructions[k].storage
-        nbytes = tape.storages[s].nbytes
+        nbytes = tape.storages[instructions[k].storage].nbytes
         starts = min(starts, begins[k]) - device.copy_seconds(nbytes, to_host=False)
-        first = max(int(np.searchsorted(begins, starts, side="right")) - 1, _last_before(instructions, gone, s, k) + 1)
+        first = max(int(np.searchsorted(begins, starts, side="right")) - 1, left_at[k] + 1)
         tight = np.flatnonzero(inner[first:k] + nbytes > budget.device_bytes)
         first = min(first + int(tight[-1]) + 1 if len(tight) else first, k)
         inner[first:k] += nbytes
         earlier[k] = first
     return check_schedule(tape, Schedule(instructions=tuple(_moved(instructions, earlier)), tape_digest=tape.digest,
                                          method=checked.schedule.method))
-
-
-def _last_before(instructions: tuple[Instruction, ...], gone: dict[int, int], s: int, k: int) -> int:
-    """Where the storage left the device before instruction k."""
-    if gone.get(s, k) < k:
-        return gone[s]
-    return next(j for j in range(k - 1, -1, -1) if isinstance(instructions[j], Free | Wait) and instructions[j].storage == s)
 
 
 def _moved(instructions: tuple[Instruction, ...], earlier: dict[int, int]) -> Iterable[Instruction]:
