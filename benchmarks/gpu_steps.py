@@ -175,9 +175,10 @@ def method(name: str) -> Method:
 
 
 def planners() -> list[str]:
-    """Methods that plan by themselves. `schedule-file` plays back what another one planned."""
+    """Methods that plan without being told anything: `schedule-file` needs a path, `optimal` the number of groups."""
     cards = {p.parent.name: yaml.safe_load(p.read_text(encoding="utf-8")) for p in sorted((ROOT / "methods").glob("*/card.yaml"))}
-    return [name for name, card in cards.items() if card["kind"] == "planner" and name != "schedule-file"]
+    return [name for name, card in cards.items()
+            if card["kind"] == "planner" and not any(option.get("required") for option in (card.get("options") or {}).values())]
 
 
 def load_module(folder: Path, stem: str) -> ModuleType:

@@ -17,6 +17,8 @@ from vramlab.crowd import check, pack_run
 from vramlab.crowd.client import Server
 from vramlab.crowd.signing import make_key
 
+pytestmark = pytest.mark.slow  # a run that really runs takes most of a minute
+
 KEY = make_key()
 
 

@@ -19,8 +19,8 @@ CLAIMS_FILE = Path(__file__).parent.parent / "reports" / "claims.yaml"
 KNOWN = load_claims([CLAIMS_FILE])
 # Their claims stand in reports/claims.yaml, where `list claims` shows them untested: nothing here plans as these systems do.
 SYSTEMS_WITHOUT_A_METHOD = {
-    "AutoSwap", "AutoTM", "Capuchin", "Checkmate", "Coop", "DTR (reported by Mimose)", "MODeL", "MegEngine DTR", "OLLA (2022 preprint)",
-    "POET", "POFO", "Rockmate", "Sentinel", "Sentinel (arXiv 2019)", "SmartPool", "SwapAdvisor", "T-Control",
+    "AutoSwap", "AutoTM", "Checkmate", "Coop", "DTR (reported by Mimose)", "MODeL", "MegEngine DTR", "OLLA (2022 preprint)",
+    "POET", "Rockmate", "Sentinel", "Sentinel (arXiv 2019)", "SmartPool", "SwapAdvisor", "T-Control",
 }
 
 

@@ -221,6 +221,7 @@ def test_while_the_database_is_away_the_server_says_so_and_the_client_comes_thro
     database.close()
 
 
+@pytest.mark.slow
 def test_what_there_was_no_time_to_check_is_checked_afterwards(tmp_path):
     """A slot that is taken: the bundle is acknowledged as received, and checked by the next server that runs; one that fails is flagged."""
     import tarfile

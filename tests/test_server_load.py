@@ -84,6 +84,7 @@ def test_the_leaderboard_reads_its_summary_only_and_by_an_index(filled):
                 assert "ix_standing_" in plan, plan
 
 
+@pytest.mark.slow
 def test_the_load_run_holds_in_small(load, tmp_path):
     """Submitting, killing and asking as the benchmark does, with a few of each."""
     options = Namespace(submitters=4, bundles=4, kills=2, killed_bundles=16, results=3000, queries=10)

@@ -76,7 +76,7 @@ class OnNetwork(Inquiry):
 
 def planners() -> list[str]:
     found = (LIBRARY.method(name) for name in LIBRARY.method_paths)
-    return sorted(m.name for m in found if m.card.kind == "planner" and m.name != "schedule-file")
+    return sorted(m.name for m in found if m.card.kind == "planner" and not m.card.required)
 
 
 @pytest.mark.parametrize("network", ["resnet18", "transformer", pytest.param("vgg16", marks=pytest.mark.slow),
