@@ -58,7 +58,7 @@ def test_a_fork_finds_torch_imported_and_untouched():
 
 
 def test_a_fork_has_its_servers_environment_and_output():
-    with pytest.raises(ValueError, match="of its caller"):
+    with pytest.raises(ValueError, match="has the environment and the output of its caller"):
         Settings(is_forked=True, environment={"A": "1"})
 
 
