@@ -63,6 +63,13 @@ def test_equal_to_the_search_of_the_same_class(ops, rate):
     assert len(seconds) >= 2 and any(s is not None for s in seconds)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ops, rate", [(5, 1), (6, 2)])
+def test_equal_to_the_search_up_to_six_ops(ops, rate):
+    for tape, budget in tapes_that_bind(ops, range({5: 8, 6: 4}[ops])):
+        compare(tape, budget, rate, recomputes=1)
+
+
 def test_a_smaller_class_is_seen_to_be_slower():
     """Without recomputes, and held against the search of the class that has one: some optimum differs, so the comparison can fail."""
     tape, budget = next(tapes_that_bind(4, range(9)))
@@ -111,6 +118,12 @@ def test_the_contract_of_all_methods(toy):
     for name, rule in RULES.items():
         if name not in METHOD.card.exemptions:
             rule(inquiry)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("toy", [toy for toy in TOYS if toy not in ("chain", "skip")])
+def test_the_contract_on_every_toy(toy):
+    test_the_contract_of_all_methods(toy)
 
 
 def test_card_and_code_agree():
