@@ -120,6 +120,7 @@ def row_of(record: dict) -> dict:
         "over_budget_bytes": measured.get("over_budget_bytes"),
         "time_ratio": ratio,
         "predicted_step_seconds": predicted.get("step_seconds"),
+        "step_seconds": statistics.median(measured["step_seconds"]) if measured.get("step_seconds") else None,
         "eager_step_seconds": eager,
         "predicted_ratio": None if eager is None or "step_seconds" not in predicted else predicted["step_seconds"] / eager,
         "drift": [drift.get("low"), drift.get("high")],
@@ -153,7 +154,6 @@ def summarise(rows: list[dict]) -> dict:
 
 def comparison_of(row: dict) -> Comparison:
     """A kept row, as `vramlab check prediction` sees its cell."""
-    seconds = row["time_ratio"] * row["eager_step_seconds"] if row["time_ratio"] else None
     return Comparison(
         model=row["model"],
         method=row["method"],
@@ -161,7 +161,7 @@ def comparison_of(row: dict) -> Comparison:
         batch_size=row["batch_size"],
         peak_bytes=row["peak_bytes"],
         predicted_peak_bytes=row["predicted_peak_bytes"],
-        step_seconds=seconds,
+        step_seconds=row["step_seconds"],
         predicted_step_seconds=row["predicted_step_seconds"],
         moved_bytes=row["moved_bytes"] or 0,
         time_ratio=row["time_ratio"],
