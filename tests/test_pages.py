@@ -181,7 +181,8 @@ def test_a_submitter_has_counts_by_state(site):
 def test_a_competition_ranks_checked_entries_only(site):
     said = site.text("/competitions/r50-60")
     ranked, unranked = said.split("Not ranked")
-    assert ranked.index("1 delta – ada 24.0 %") < ranked.index("2 delta – bob 26.0 %") and "eve" not in ranked
+    assert ranked.index("1 delta – ada 24.0 %") < ranked.index("2 delta – bob 26.0 %") and " eve " not in ranked
+    assert f"24.0 % 32 0: {site.made.results['delta']} 1 of 1" in ranked
     assert "eve flagged unverified it is flagged, not checked" in unranked
 
 

@@ -171,7 +171,8 @@ def test_who_may_not_organise_announces_nothing(site):
     ("title", "", "is needed"), ("title", "x" * 201, "longer than 200"), ("name", "Über", "lower-case letters"),
     ("name", "new", "lower-case letters"), ("name", "../admin", "lower-case letters"), ("batch_size", "-1", "whole number above zero"),
     ("batch_size", "１", "whole number above zero"),
-    ("seeds", "1, x", "whole numbers"), ("seeds", "1;DROP TABLE result", "whole numbers"), ("metric", "id", "is one of"),
+    ("seeds", "1, x", "whole numbers"), ("seeds", "", "is needed"),
+    ("seeds", "1;DROP TABLE result", "whole numbers"), ("metric", "id", "is one of"),
     ("closes_at", "2025-01-01T00:00", "not after it opens"), ("opens_at", "tomorrow", "date and a time"),
     ("opens_at", "0001-01-01T00:00", "no date"),
     ("description", "x" * 4001, "longer than 4000"),
@@ -191,7 +192,28 @@ def test_a_submitter_enters_a_result_once(site):
     assert enter(site, "least", site.made.results["delta"]).status_code == 303
     assert "is entered already" in enter(site, "least", site.made.results["delta"]).text
     page = site.get("/competitions/least").text
-    assert re.search(r'>1</td><th scope="row">delta', page) and "5.000" in page
+    assert "Nothing is ranked yet" in page and re.search(r"Incomplete</h2>.*<td class=\"words\">seed 1</td>", page, re.DOTALL)
+
+
+def test_a_submitter_enters_the_results_of_all_seeds_at_once_or_none(site):
+    first = site.made.results["delta"]
+    with site.app.state.database.write() as session:
+        row = session.get(Result, first)
+        columns = {c.key: getattr(row, c.key) for c in Result.__table__.columns if c.key != "id"}
+        second = Result(**columns | {"seed": 1, "cell_id": "another", "peak_bytes": row.peak_bytes + 2**20, "record_sha256": "1" * 64})
+        session.add(second)
+        session.flush()
+        number = second.id
+    log_in(site, "ada")
+    announce(site)
+    before = count(site, Entry)
+    assert enter(site, "least", f"{first}, {number}, 99999").status_code == 422 and count(site, Entry) == before
+    assert enter(site, "least", f"{first}, {number},").status_code == 303 and count(site, Entry) == before + 2
+    page = site.get("/competitions/least").text
+    row = re.search(r'>1</td><th scope="row">delta.*?</tr>', page, re.DOTALL)[0]
+    assert f'data-value="{5 * 2**30 + 2**19}.0"' in row
+    assert f'0: <a href="/results/{first}"' in row and f'1: <a href="/results/{number}"' in row
+    assert "2 of 2" in row and "Incomplete" not in page and "Not ranked" not in page
 
 
 def lasting(first, last):

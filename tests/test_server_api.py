@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from vramlab.crowd import archive, check, pack_run
 from vramlab.crowd.server.audit import broken_links
+from vramlab.crowd.server.rankings import competition
 from vramlab.crowd.server.standings import refresh_all
 from vramlab.crowd.server.tables import Audit, Bundle, Result, Standing, now
 from vramlab.crowd.signing import is_signed, make_key
@@ -319,11 +320,7 @@ def test_the_leaderboard_ranks_methods_by_their_best_result(server):
 
 
 def test_competitions_rank_what_is_checked_and_fits(server):
-    from vramlab.crowd.server.queries import competition
-
-    rules = {"name": "spring", "title": "Least memory", "model": "resnet50", "device": V100, "budget": "60%", "batch_size": 16,
-             "seeds": [0, 1], "metric": "peak_bytes", "opens_at": (now() - timedelta(hours=1)).isoformat(),
-             "closes_at": (now() + timedelta(hours=1)).isoformat()}
+    rules = competition_rules(seeds=[0])
     assert server.say("ada", "competitions", **rules).status_code == 403
     assert server.say("olga", "competitions", **rules).status_code == 201
     assert server.say("olga", "competitions", **rules).status_code == 409
@@ -338,9 +335,127 @@ def test_competitions_rank_what_is_checked_and_fits(server):
     server.say("olga", f"bundles/{results[3]['bundle']}/flag", reason="odd")
     with server.database.read() as session:
         view = competition(session, "spring")
-        assert [(e.result.account.name, e.result.peak_bytes // 2**20) for e in view.ranked] == [("ada", 480), ("bob", 490)]
-        assert sorted(reason for _, reason in view.unranked) == ["it is flagged, not checked", "the account has a better one"]
-    assert len(server.get("competitions/spring")["ranked"]) == 2
+        assert [(c.account, c.value // 2**20) for c in view.ranked] == [("ada", 500), ("bob", 490)][::-1]
+        assert sorted(reason for _, reason in view.unranked) == [
+            "it is flagged, not checked", f"result {results[0]['id']}, entered before it, holds the place of seed 0"]
+    assert [c["account"] for c in server.get("competitions/spring")["ranked"]] == ["bob", "ada"]
+
+
+def competition_rules(**changes) -> dict:
+    return {"name": "spring", "title": "Least memory", "model": "resnet50", "device": V100, "budget": "60%", "batch_size": 16,
+            "seeds": [0, 1, 2], "metric": "peak_bytes", "opens_at": (now() - timedelta(hours=1)).isoformat(),
+            "closes_at": (now() + timedelta(hours=1)).isoformat()} | changes
+
+
+class Contest:
+    """A server with the competition *spring* over seeds 0, 1 and 2, and submitters who enter what they measured."""
+
+    def __init__(self, server) -> None:
+        self.server, self.numbers, self.bundles = server, {}, {}
+        assert server.say("olga", "competitions", **competition_rules()).status_code == 201
+
+    def enter(self, account: str, seed: int, peak: float, *, method: str = "delta", name: str = "") -> int:
+        record = measured(len(self.numbers) + 1, host=account, gpu=V100, method=method, peak_mib=peak,
+                          training={"optimizer": "sgd", "seed": seed, "steps": 3, "lr": 0.1})
+        bundle = self.server.submit(account, record)["bundle"]
+        number, = (r["id"] for r in self.server.get(f"bundles/{bundle}")["results"])
+        assert self.server.say(account, "competitions/spring/entries", result=number).status_code == 201
+        self.numbers[name or f"{account} {method} {seed}"], self.bundles[number] = number, bundle
+        return number
+
+    def ranked(self) -> list[tuple[str, str, float]]:
+        return [(c["account"], c["method"], c["value"] / 2**20) for c in self.view()["ranked"]]
+
+    def incomplete(self) -> list[tuple[str, str, list[int]]]:
+        return [(c["account"], c["method"], c["missing"]) for c in self.view()["incomplete"]]
+
+    def reasons(self) -> dict[int, str]:
+        return {entry["result"]["id"]: reason for entry, reason in self.view()["unranked"]}
+
+    def view(self) -> dict:
+        return self.server.get("competitions/spring")
+
+
+@pytest.fixture
+def contest(server):
+    return Contest(server)
+
+
+@pytest.fixture
+def lite_contest(lite):
+    return Contest(lite)
+
+
+def test_an_entry_is_ranked_by_the_median_over_the_whole_seed_set(contest):
+    """Ada's one lucky seed is the best of all and helps her nothing; Bob's middle one is below hers."""
+    for account, peaks in (("ada", (100, 500, 520)), ("bob", (480, 490, 600)), ("chris", (300, 310))):
+        for seed, peak in enumerate(peaks):
+            contest.enter(account, seed, peak)
+    assert contest.ranked() == [("bob", "delta", 490), ("ada", "delta", 500)]
+    assert contest.incomplete() == [("chris", "delta", [2])] and contest.view()["incomplete"][0]["value"] is None
+    first = contest.view()["ranked"][0]
+    assert [r["seed"] for r in first["results"]] == [0, 1, 2] and (first["low"], first["high"]) == (480 * 2**20, 600 * 2**20)
+    contest.enter("chris", 2, 900)
+    assert contest.ranked()[0] == ("chris", "delta", 310) and contest.incomplete() == contest.view()["unranked"] == []
+
+
+def test_seeds_of_two_methods_make_no_entry_together_and_the_better_entry_counts(lite_contest):
+    for method, peaks in (("delta", (500, 510, 520)), ("dtr", (100, 110)), ("capuchin", (400, 410, 420))):
+        for seed, peak in enumerate(peaks):
+            lite_contest.enter("ada", seed, peak, method=method)
+    lite_contest.enter("bob", 0, 1, method="delta")
+    assert lite_contest.ranked() == [("ada", "capuchin", 410)]
+    assert lite_contest.incomplete() == [("ada", "dtr", [2]), ("bob", "delta", [1, 2])]
+    assert set(lite_contest.reasons().values()) == {"the account has a better one"} and len(lite_contest.reasons()) == 3
+
+
+def test_nobody_picks_among_results_of_one_seed(lite_contest):
+    """A later and better result of a seed takes no place: not at once, nor when the first is withdrawn. What is entered then does."""
+    for seed in (0, 1, 2):
+        lite_contest.enter("ada", seed, 500)
+    spare = lite_contest.enter("ada", 1, 100, name="spare")
+    first, low = lite_contest.numbers["ada delta 1"], lite_contest.enter("ada", 2, 50, name="low")
+    assert lite_contest.ranked() == [("ada", "delta", 500)]
+    assert lite_contest.reasons()[spare] == f"result {first}, entered before it, holds the place of seed 1"
+    lite_contest.server.say("ada", f"bundles/{lite_contest.bundles[first]}/withdraw", reason="not low enough")
+    assert lite_contest.ranked() == [] and lite_contest.incomplete() == [("ada", "delta", [1])]
+    assert lite_contest.reasons()[first] == "it is withdrawn, not checked" and set(lite_contest.reasons()) == {first, spare, low}
+    lite_contest.enter("ada", 1, 700, name="after")
+    assert lite_contest.ranked() == [("ada", "delta", 500)] and lite_contest.view()["ranked"][0]["high"] == 700 * 2**20
+
+
+def test_a_flagged_seed_makes_an_entry_incomplete_until_it_is_cleared(lite_contest):
+    numbers = [lite_contest.enter("ada", seed, 500 + seed) for seed in (0, 1, 2)]
+    bundle = lite_contest.bundles[numbers[1]]
+    lite_contest.server.say("olga", f"bundles/{bundle}/flag", reason="odd")
+    assert lite_contest.ranked() == [] and lite_contest.incomplete() == [("ada", "delta", [1])]
+    assert lite_contest.reasons() == {numbers[1]: "it is flagged, not checked"}
+    lite_contest.server.say("olga", f"bundles/{bundle}/clear", reason="explained")
+    assert lite_contest.ranked() == [("ada", "delta", 501)]
+
+
+def test_a_run_that_grew_takes_its_entries_along(lite, tmp_path):
+    from crowd_made import run_of
+
+    lite.say("olga", "competitions", **competition_rules(seeds=[0]))
+    records = [measured(1, gpu=V100), measured(2, gpu=V100, budget="50%")]
+    for count in (1, 2):
+        bundle = pack_run(run_of(tmp_path / f"grown-{count}" / "run", records[:count]), key=lite.keys["ada"])
+        bundle.write(tmp_path / "grown")
+        assert lite.post("ada", archive.pack(bundle.place(tmp_path / "grown"))).status_code == 201
+        if count == 1:
+            number = lite.get("results")["results"][0]["id"]
+            assert lite.say("ada", "competitions/spring/entries", result=number).status_code == 201
+    now_at = next(r["id"] for r in lite.get("results")["results"] if r["budget"] == "60%")
+    ranked, = lite.get("competitions/spring")["ranked"]
+    assert now_at != number and [r["id"] for r in ranked["results"]] == [now_at]
+
+
+@pytest.mark.parametrize("seeds", [[], None, [0] * 101, [-1]])
+def test_a_competition_has_a_seed_set(lite, seeds):
+    rules = {key: value for key, value in competition_rules(seeds=seeds).items() if value is not None}
+    assert lite.say("olga", "competitions", **rules).status_code == 422
+    assert lite.say("olga", "competitions", **competition_rules(seeds=[2, 0, 2])).json()["seeds"] == [0, 2]
 
 
 def test_verdicts_count_once_an_account(lite):

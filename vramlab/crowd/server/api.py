@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 
 from vramlab import __version__
 from vramlab.crowd.findings import RULES_VERSION
-from vramlab.crowd.server import contests, marks, queries
+from vramlab.crowd.server import contests, marks, queries, rankings
 from vramlab.crowd.server.accounts import Caller, authenticate
 from vramlab.crowd.server.intake import Refused, Taken
 from vramlab.crowd.server.states import Actor, StateError, move
@@ -410,7 +410,7 @@ class NewCompetition(BaseModel):
     device: Annotated[Text, StringConstraints(min_length=1)]
     budget: Text = ""
     batch_size: Annotated[int | None, Field(ge=1, le=MOST_ID)] = None
-    seeds: Annotated[list[Annotated[int, Field(ge=0, le=MOST_ID)]], Field(max_length=100)] = []
+    seeds: Annotated[list[Annotated[int, Field(ge=0, le=MOST_ID)]], Field(min_length=1, max_length=100)]
     metric: Metric
     opens_at: datetime
     closes_at: datetime
@@ -425,9 +425,9 @@ def list_competitions(request: Request) -> list[dict]:
 
 @router.get("/competitions/{name}", responses=_refusals(404))
 def show_competition(request: Request, name: AccountName) -> dict[str, Any]:
-    """One competition: ranked entries, and the others with the reason."""
+    """One competition: who has a checked result of every seed, ranked by the median over them; who has not yet; what counts in neither."""
     with _reading(request) as session:
-        return in_json(_found(queries.competition(session, name), "competition"))
+        return in_json(_found(rankings.competition(session, name), "competition"))
 
 
 @router.post("/competitions", status_code=201, responses=_refusals(400, 401, 403, 409))
@@ -436,7 +436,7 @@ def create_competition(request: Request, body: NewCompetition, caller: Organiser
     if body.opens_at.tzinfo is None or body.closes_at.tzinfo is None or body.closes_at <= body.opens_at:
         raise Refused(422, "both dates have a time zone, and the second is later")
     with request.app.state.database.write() as session:
-        return in_json(contests.announce(session, body.model_dump(), caller))
+        return in_json(contests.announce(session, body.model_dump() | {"seeds": sorted(set(body.seeds))}, caller))
 
 
 class NewEntry(BaseModel):
@@ -448,7 +448,7 @@ class NewEntry(BaseModel):
 
 @router.post("/competitions/{name}/entries", status_code=201, responses=_refusals(400, 401, 403, 404, 409))
 def enter_competition(request: Request, name: AccountName, body: NewEntry, caller: Submitter) -> dict[str, Any]:
-    """Enter one's own result. It is ranked once it is checked."""
+    """Enter one's own result, one for each seed. They are ranked once those of all seeds are checked."""
     with request.app.state.database.write() as session:
         return in_json(contests.enter(session, name, body.result, caller))
 

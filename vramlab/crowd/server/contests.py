@@ -8,10 +8,10 @@ from typing import Any, Mapping
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from vramlab.crowd.server import queries
 from vramlab.crowd.server.accounts import Caller
 from vramlab.crowd.server.audit import note
 from vramlab.crowd.server.intake import Refused
+from vramlab.crowd.server.rankings import why_unfit
 from vramlab.crowd.server.tables import TOMBSTONES, Competition, Entry, Result, now
 
 
@@ -29,7 +29,7 @@ def announce(session: Session, rules: Mapping[str, Any], caller: Caller) -> Comp
 
 
 def enter(session: Session, name: str, number: int, caller: Caller) -> Entry:
-    """One of the caller's results enters. It may be unchecked: it is ranked once it is checked. In a session of `Database.write`."""
+    """One of the caller's results enters. It may be unchecked: it counts once it is checked. In a session of `Database.write`."""
     rules = session.scalar(select(Competition).where(Competition.name == name))
     result = session.get(Result, number)
     if rules is None or result is None:
@@ -38,7 +38,7 @@ def enter(session: Session, name: str, number: int, caller: Caller) -> Entry:
         raise Refused(403, "the result is another account's")
     if phase(rules) != "open":
         raise Refused(409, f"the competition is {phase(rules)}")
-    if reason := f"it is {result.state}" if result.state in TOMBSTONES else queries.why_unfit(rules, result):
+    if reason := f"it is {result.state}" if result.state in TOMBSTONES else why_unfit(rules, result):
         raise Refused(409, f"the result does not fit: {reason}")
     if session.scalar(select(Entry).where(Entry.competition_id == rules.id, Entry.result_id == result.id)):
         raise Refused(409, "the result is entered already")

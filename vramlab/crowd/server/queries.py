@@ -374,60 +374,6 @@ def competitions(session: Session) -> list[Competition]:
     return list(session.scalars(select(Competition).order_by(Competition.closes_at.desc(), Competition.id.desc())))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompetitionView:
-    """One competition, its ranked entries and those that are not ranked."""
-
-    competition: Competition
-    ranked: Sequence[Entry]  # checked ones, the best first; one an account, its best
-    unranked: Sequence[tuple[Entry, str]]  # with the reason
-
-
-def competition(session: Session, name: str) -> CompetitionView | None:
-    """One competition by its name. None when there is none."""
-    found = session.scalar(select(Competition).where(Competition.name == name))
-    if found is None:
-        return None
-    entries = session.scalars(select(Entry).where(Entry.competition_id == found.id).order_by(Entry.id)).all()
-    reasons = {entry.id: reason for entry in entries if (reason := why_unranked(found, entry))}
-    is_less, *_ = known_metric(found.metric)
-    sign = 1 if is_less else -1
-    ordered = sorted((e for e in entries if e.id not in reasons), key=lambda e: (sign * getattr(e.result, found.metric), e.id))
-    best = {}
-    for entry in ordered:
-        best.setdefault(entry.account_id, entry)
-    later = [(e, "the account has a better one") for e in ordered if best[e.account_id] is not e]
-    return CompetitionView(competition=found, ranked=list(best.values()),
-                           unranked=later + [(e, reasons[e.id]) for e in entries if e.id in reasons])
-
-
-def why_unranked(rules: Competition, entry: Entry) -> str:
-    """Why an entry has no rank; "" when it has one."""
-    row = entry.result
-    if row.state not in VERIFIED:
-        return f"it is {row.state}, not checked"
-    if reason := why_unfit(rules, row):
-        return reason
-    if not rules.opens_at <= entry.entered_at <= (rules.closed_early_at or rules.closes_at):
-        return "it was entered outside the dates"
-    return ""
-
-
-def why_unfit(rules: Competition, row: Result) -> str:
-    """Why a result is none that a competition asks for; "" when it is one."""
-    for name in ("model", "workload", "device", "budget", "batch_size"):
-        wanted = getattr(rules, name)
-        if wanted not in (None, "") and getattr(row, name) != wanted:
-            return f"its {name.replace('_', ' ')} is {getattr(row, name)!r}, the competition's {wanted!r}"
-    if row.is_simulated:
-        return "it is simulated"
-    if rules.seeds and row.seed not in rules.seeds:
-        return f"its seed is {row.seed}, not one of {', '.join(map(str, rules.seeds))}"
-    if row.outcome != "ok" or getattr(row, rules.metric) is None:
-        return f"it has no {rules.metric}: {row.outcome}"
-    return ""
-
-
 # --------------------------------------------------------------------------------------------------------------------- others
 def tombstones(session: Session, *, limit: int = 100) -> list[Bundle]:
     """Bundles that are withdrawn or superseded, the last change first."""

@@ -303,7 +303,7 @@ class Competition(Base):
     device: Mapped[str]
     budget: Mapped[str] = mapped_column(default="")  # "": any
     batch_size: Mapped[int | None]  # None: any
-    seeds: Mapped[list[Any]] = mapped_column(default=list)  # whole numbers; empty: any
+    seeds: Mapped[list[Any]] = mapped_column(default=list)  # whole numbers, of which an entry has all; empty, of old: any one
     metric: Mapped[str] = mapped_column(String(32))
     opens_at: Mapped[datetime]
     closes_at: Mapped[datetime]

@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from vramlab.crowd.server import contests, queries
+from vramlab.crowd.server import contests, queries, rankings
 from vramlab.crowd.server.accounts import Caller, authenticate
 from vramlab.crowd.server.api import address_of
 from vramlab.crowd.server.intake import Refused
@@ -168,7 +168,7 @@ def _announce_form(request: Request, visitor: Caller, given: Mapping[str, str], 
 def read_rules(form: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """(columns of a competition, field -> what is wrong with it)."""
     texts = {name: form.get(name, "").strip() for name in LABELS}
-    faults = {name: "is needed" for name in ("title", "name", "model", "device", "opens_at", "closes_at") if not texts[name]}
+    faults = {name: "is needed" for name in ("title", "name", "model", "device", "seeds", "opens_at", "closes_at") if not texts[name]}
     faults |= {name: f"is longer than {NAME} characters" for name in _NAMES if len(texts[name]) > NAME}
     if len(texts["description"]) > LONGEST_DESCRIPTION:
         faults["description"] = f"is longer than {LONGEST_DESCRIPTION} characters"
@@ -216,19 +216,19 @@ def _moment(text: str) -> datetime:
 def show_competition(request: Request, name: str, visitor: Caller | None, *, fault: str = "", given: str = "") -> Response:
     """One competition with its ranking, and the form to enter where the visitor may."""
     with request.app.state.database.read() as session:
-        found = queries.competition(session, plain_text(name))
+        found = rankings.competition(session, plain_text(name))
         if found is None:
             raise HTTPException(404, f"There is no competition {name!r}.")
         stage = contests.phase(found.competition)
         may_enter = visitor is not None and visitor.may("submit") and stage == "open"
         return render(request, "competition.html.j2", status=422 if fault else 200, visitor=visitor, c=found.competition, phase=stage,
-                      metric=words.METRICS[found.competition.metric], ranked=found.ranked, unranked=found.unranked, may_enter=may_enter,
-                      fault=fault, given=given)
+                      metric=words.METRICS[found.competition.metric], ranked=found.ranked, incomplete=found.incomplete,
+                      unranked=found.unranked, may_enter=may_enter, fault=fault, given=given)
 
 
 @router.post("/competitions/{name}/entries")
 async def enter(request: Request, name: str) -> Response:
-    """One of the visitor's results enters."""
+    """Some of the visitor's results enter, all of them or none."""
     form = await read_form(request)
     check_csrf(request, form, SESSION_COOKIE)
     return await run_in_threadpool(_enter, request, name, form)
@@ -237,11 +237,13 @@ async def enter(request: Request, name: str) -> Response:
 def _enter(request: Request, name: str, form: Mapping[str, str]) -> Response:
     visitor = _who_may(request, "submit")
     try:
-        number = result_number(form.get("result", "").strip())
+        words_given = [word.strip() for word in form.get("result", "").split(",", MOST_SEEDS)]
+        numbers = [result_number(word) for word in words_given if word] or [result_number("")]
         with request.app.state.database.write() as session:
-            contests.enter(session, plain_text(name), number, visitor)
+            for number in dict.fromkeys(numbers):
+                contests.enter(session, plain_text(name), number, visitor)
     except (Refused, HTTPException) as refusal:
         said = refusal.error if isinstance(refusal, Refused) else refusal.detail
         told = f"{said[:1].upper()}{said[1:].rstrip('.')}."
-        return show_competition(request, name, visitor, fault=told, given=form.get("result", "")[:40])
+        return show_competition(request, name, visitor, fault=told, given=form.get("result", "")[:1000])
     return _see(request, f"/competitions/{name}")
