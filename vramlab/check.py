@@ -106,7 +106,7 @@ def check_schedule(tape: Tape, schedule: Schedule, budget: Budget | None = None)
     live, inner, host = (np.zeros(len(schedule.instructions), np.int64) for _ in range(3))
     flat = kernels.flatten_tape(tape), kernels.flatten_schedule(schedule)
     budgets = min(limit.device_bytes, UNLIMITED), min(limit.host_bytes, UNLIMITED)
-    fault = kernels.Fault(*kernels.walk(_table(), *flat, *budgets, live, inner, host).tolist())
+    fault = kernels.Fault(*kernels.walk(table(), *flat, *budgets, live, inner, host).tolist())
     if fault.reason != kernels.LEGAL:
         raise _refusal(tape, schedule, fault)
     for array in (live, inner, host):
@@ -126,7 +126,8 @@ def transitions() -> dict[str, dict[str, str | None]]:
 
 
 @cache
-def _table() -> np.ndarray:
+def table() -> np.ndarray:
+    """`TABLE` as the compiled loops take it: int64 [uses, residencies], the residency that a use leads to, REFUSED where it is illegal."""
     from vramlab import kernels
 
     number = {name: i for i, name in enumerate(kernels.RESIDENCIES)} | {None: kernels.REFUSED}

@@ -37,6 +37,7 @@ REFUSED = -1  # in the table: this use is illegal in this residency
 ANY_VERSION = -1
 NONE = -1
 ON_THE_DEVICE, AT_THE_HOST, RANDOMS = range(3)  # what State.held counts
+NOW, D2H_FREE, H2D_FREE, STALL, CLOCK = range(5)  # what a clock has: the compute stream's instant, those of free engines, seconds of stall
 
 # Why a walk stopped, where the table alone does not say it.
 (LEGAL, BY_TABLE, UNKNOWN_OP, UNKNOWN_STORAGE, COMPUTED_TWICE, NOT_YET_COMPUTED, NOT_COMPUTED, RANDOM_ORDER, STALE_READ, STALE_WRITE,
@@ -343,30 +344,43 @@ def _start(tape):
 
 
 @compiled
+def _step(table, tape, code, operand, reuse, variant, state):
+    """Obey one instruction. Returns the bytes inside the op that it runs, 0 for others; whether it was legal stands in `state.fault`."""
+    is_run = code == COMPUTE or code == RECOMPUTE
+    if not 0 <= operand < (len(state.is_computed) if is_run else len(state.residency)):
+        _refuse(state, UNKNOWN_OP if is_run else UNKNOWN_STORAGE, NONE, NONE, operand, 0)
+        return 0
+    if not is_run:
+        _apply(table, code - FREE + USE_OF_FREE, operand, tape.nbytes, state)
+        return 0
+    state.fault[2] = operand
+    return _run(table, tape, operand, code == COMPUTE, reuse, variant, state)
+
+
+@compiled
+def _within(inner_peak_bytes, host_bytes, device_budget, host_budget, state):
+    """Do these bytes fit?"""
+    if inner_peak_bytes > device_budget:
+        return _refuse(state, DEVICE_BUDGET, NONE, NONE, inner_peak_bytes, device_budget)
+    if host_bytes > host_budget:
+        return _refuse(state, HOST_BUDGET, NONE, NONE, host_bytes, host_budget)
+    return True
+
+
+@compiled
 def walk(table, tape, schedule, device_budget, host_budget, live_bytes, inner_peak_bytes, host_bytes):
     """Run a schedule over a tape by the table, filling the three arrays. Returns the fields of a `Fault`."""
     state = _start(tape)
     held, fault = state.held, state.fault
     for i in range(len(schedule.code)):
-        code, operand, before, inside = schedule.code[i], schedule.operand[i], held[ON_THE_DEVICE], 0
-        is_run = code == COMPUTE or code == RECOMPUTE
+        before = held[ON_THE_DEVICE]
         fault[1], fault[2] = i, NONE
-        if not 0 <= operand < (len(state.is_computed) if is_run else len(state.residency)):
-            _refuse(state, UNKNOWN_OP if is_run else UNKNOWN_STORAGE, NONE, NONE, operand, 0)
-        elif is_run:
-            fault[2] = operand
-            inside = _run(table, tape, operand, code == COMPUTE, schedule.reuse[i], schedule.variant[i], state)
-        else:
-            _apply(table, code - FREE + USE_OF_FREE, operand, tape.nbytes, state)
+        inside = _step(table, tape, schedule.code[i], schedule.operand[i], schedule.reuse[i], schedule.variant[i], state)
         if fault[0] != LEGAL:
             return fault
         live_bytes[i], host_bytes[i] = held[ON_THE_DEVICE], held[AT_THE_HOST]
         inner_peak_bytes[i] = max(before, held[ON_THE_DEVICE] + inside)
-        if inner_peak_bytes[i] > device_budget:
-            _refuse(state, DEVICE_BUDGET, NONE, NONE, inner_peak_bytes[i], device_budget)
-            return fault
-        if host_bytes[i] > host_budget:
-            _refuse(state, HOST_BUDGET, NONE, NONE, host_bytes[i], host_budget)
+        if not _within(inner_peak_bytes[i], host_bytes[i], device_budget, host_budget, state):
             return fault
     fault[1], fault[2] = len(schedule.code), NONE
     _end(table, tape, state)
@@ -382,29 +396,208 @@ def fill_variant_seconds(tape, schedule, seconds):
 
 
 @compiled
+def _tick(code, operand, seconds, is_full_duplex, clock, copy_end):
+    """One instruction takes its time. Returns its start and end; `clock` [5] has the instants by the names above, `copy_end` [storages]."""
+    start, now = clock[NOW], clock[NOW]
+    end = now + seconds
+    if code == COMPUTE or code == RECOMPUTE:
+        clock[NOW] = end
+    elif code == OFFLOAD:
+        start = max(now, clock[D2H_FREE])
+        end = start + seconds
+        clock[D2H_FREE] = copy_end[operand] = end
+    elif code == PREFETCH:  # copy_end is still that of the storage's last D2H copy, or of a copy long done
+        start = max(now, clock[H2D_FREE], copy_end[operand])
+        end = start + seconds
+        clock[H2D_FREE] = copy_end[operand] = end
+    elif code == WAIT:
+        end = max(now, copy_end[operand])
+        clock[STALL] += end - now
+        clock[NOW] = end
+    if not is_full_duplex:
+        clock[D2H_FREE] = clock[H2D_FREE] = max(clock[D2H_FREE], clock[H2D_FREE])
+    return start, end
+
+
+@compiled
 def run_clock(schedule, duration, storages, is_full_duplex, start_seconds, end_seconds):
     """Fill the start and end of each instruction; `duration` [instructions] is that of its op or copy. Returns step and stall seconds."""
-    clock, d2h_free, h2d_free, stall = 0.0, 0.0, 0.0, 0.0
-    copy_end = np.zeros(storages)
+    clock, copy_end = np.zeros(CLOCK), np.zeros(storages)
     for i in range(len(schedule.code)):
+        start_seconds[i], end_seconds[i] = _tick(schedule.code[i], schedule.operand[i], duration[i], is_full_duplex, clock, copy_end)
+    return clock[NOW], clock[STALL]
+
+
+# --- edits ----------------------------------------------------------------------------------------------------------------
+class Costs(NamedTuple):
+    """What copies take on a device, and what may be held."""
+
+    d2h_seconds: np.ndarray  # float64 [storages]
+    h2d_seconds: np.ndarray  # float64 [storages]
+    is_full_duplex: bool
+    device_budget: int
+    host_budget: int
+
+
+class Saved(NamedTuple):
+    """Where the walk of a legal schedule stands: row k before instruction k * every, and what is still to come from there."""
+
+    every: int
+    residency: np.ndarray  # int64 [rows, storages]
+    version: np.ndarray  # int64 [rows, storages]
+    is_computed: np.ndarray  # bool [rows, ops]
+    held: np.ndarray  # int64 [rows, 3]
+    clock: np.ndarray  # float64 [rows, CLOCK]
+    copy_end: np.ndarray  # float64 [rows, storages]
+    peaks_before: np.ndarray  # int64 [rows, 2]: most bytes on the device, at the host
+    peaks_after: np.ndarray  # int64 [rows, 2]
+
+
+class Scratch(NamedTuple):
+    """The walk of an edited schedule."""
+
+    state: State
+    clock: np.ndarray  # float64 [CLOCK]
+    copy_end: np.ndarray  # float64 [storages]
+    peaks: np.ndarray  # int64 [2]
+
+
+@compiled
+def seconds_of(tape, costs, code, operand, variant):
+    """Of an instruction that is legal."""
+    if code == COMPUTE or code == RECOMPUTE:
+        return tape.seconds[operand] if variant == NONE else tape.variant_seconds[_index_of_variant(tape, operand, variant)]
+    if code == OFFLOAD:
+        return costs.d2h_seconds[operand]
+    return costs.h2d_seconds[operand] if code == PREFETCH else 0.0
+
+
+@compiled
+def _obey(table, tape, costs, code, operand, reuse, variant, at, scratch):
+    """One instruction in bytes and in seconds; False where it is illegal."""
+    state = scratch.state
+    before = state.held[ON_THE_DEVICE]
+    state.fault[1], state.fault[2] = at, NONE
+    inside = _step(table, tape, code, operand, reuse, variant, state)
+    if state.fault[0] != LEGAL:
+        return False
+    inner, host = max(before, state.held[ON_THE_DEVICE] + inside), state.held[AT_THE_HOST]
+    scratch.peaks[0], scratch.peaks[1] = max(scratch.peaks[0], inner), max(scratch.peaks[1], host)
+    if not _within(inner, host, costs.device_budget, costs.host_budget, state):
+        return False
+    _tick(code, operand, seconds_of(tape, costs, code, operand, variant), costs.is_full_duplex, scratch.clock, scratch.copy_end)
+    return True
+
+
+@compiled
+def save(table, tape, costs, schedule, saved):
+    """Walk a legal schedule and fill the rows."""
+    scratch = Scratch(_start(tape), np.zeros(CLOCK), np.zeros(len(tape.nbytes)), np.array([tape.nbytes[tape.at_start].sum(), 0]))
+    since = np.zeros_like(saved.peaks_after)  # most bytes from this row to the next
+    saved.peaks_before[0] = scratch.peaks
+    _keep_row(saved, 0, scratch)
+    for i in range(len(schedule.code)):
+        row = i // saved.every
+        if i % saved.every == 0:
+            _keep_row(saved, row, scratch)
+            scratch.peaks[:] = 0
+        if not _obey(table, tape, costs, schedule.code[i], schedule.operand[i], schedule.reuse[i], schedule.variant[i], i, scratch):
+            return False
+        since[row] = scratch.peaks
+    highest = np.zeros(2, np.int64)
+    for row in range(len(since) - 1, -1, -1):
+        highest = np.maximum(highest, since[row])
+        saved.peaks_after[row] = highest
+    for row in range(1, len(since)):
+        saved.peaks_before[row] = np.maximum(saved.peaks_before[row - 1], since[row - 1])
+    return True
+
+
+@compiled
+def _keep_row(saved, row, scratch):
+    state = scratch.state
+    saved.residency[row], saved.version[row], saved.is_computed[row] = state.residency, state.version, state.is_computed
+    saved.held[row], saved.clock[row], saved.copy_end[row] = state.held, scratch.clock, scratch.copy_end
+
+
+@compiled
+def _start_at(saved, row, scratch):
+    state = scratch.state
+    state.residency[:], state.version[:], state.is_computed[:] = saved.residency[row], saved.version[row], saved.is_computed[row]
+    state.held[:], scratch.clock[:], scratch.copy_end[:] = saved.held[row], saved.clock[row], saved.copy_end[row]
+    scratch.peaks[:], state.fault[:] = saved.peaks_before[row], NONE
+    state.fault[0] = LEGAL
+
+
+@compiled
+def _stands_there(saved, row, state):
+    """Does the walk stand, in bytes, where the saved one stood?"""
+    for k in range(3):
+        if state.held[k] != saved.held[row, k]:
+            return False
+    for s in range(len(state.residency)):
+        if state.residency[s] != saved.residency[row, s] or state.version[s] != saved.version[row, s]:
+            return False
+    for op in range(len(state.is_computed)):
+        if state.is_computed[op] != saved.is_computed[row, op]:
+            return False
+    return True
+
+
+@compiled
+def walk_edited(table, tape, costs, schedule, saved, begin, end, piece, scratch):
+    """Walk the schedule with `piece` in place of its instructions from `begin` to before `end`; `scratch` then says what came of it.
+
+    It restarts from the last row before `begin`. Once it stands, in bytes, where the saved walk stood, only time is left to be counted.
+    """
+    size, shift = len(schedule.code), len(piece.code) - (end - begin)
+    row = min(begin // saved.every, len(saved.held) - 1)
+    _start_at(saved, row, scratch)
+    for i in range(row * saved.every, begin):
+        _obey(table, tape, costs, schedule.code[i], schedule.operand[i], schedule.reuse[i], schedule.variant[i], i, scratch)
+    for i in range(len(piece.code)):
+        if not _obey(table, tape, costs, piece.code[i], piece.operand[i], piece.reuse[i], piece.variant[i], begin + i, scratch):
+            return False
+    for i in range(end, size):
+        if i % saved.every == 0 and _stands_there(saved, i // saved.every, scratch.state):
+            scratch.peaks[:] = np.maximum(scratch.peaks, saved.peaks_after[i // saved.every])
+            return _only_time(tape, costs, schedule, i, scratch)
+        if not _obey(table, tape, costs, schedule.code[i], schedule.operand[i], schedule.reuse[i], schedule.variant[i], i + shift, scratch):
+            return False
+    scratch.state.fault[1], scratch.state.fault[2] = size + shift, NONE
+    return _end(table, tape, scratch.state)
+
+
+@compiled
+def _only_time(tape, costs, schedule, begin, scratch):
+    for i in range(begin, len(schedule.code)):
         code, operand = schedule.code[i], schedule.operand[i]
-        start = clock
-        end = clock + duration[i]
-        if code == COMPUTE or code == RECOMPUTE:
-            clock = end
-        elif code == OFFLOAD:
-            start = max(clock, d2h_free)
-            end = start + duration[i]
-            d2h_free = copy_end[operand] = end
-        elif code == PREFETCH:  # copy_end is still that of the storage's last D2H copy, or of a copy long done
-            start = max(clock, h2d_free, copy_end[operand])
-            end = start + duration[i]
-            h2d_free = copy_end[operand] = end
-        elif code == WAIT:
-            end = max(clock, copy_end[operand])
-            stall += end - clock
-            clock = end
-        if not is_full_duplex:
-            d2h_free = h2d_free = max(d2h_free, h2d_free)
-        start_seconds[i], end_seconds[i] = start, end
-    return clock, stall
+        _tick(code, operand, seconds_of(tape, costs, code, operand, schedule.variant[i]), costs.is_full_duplex, scratch.clock, scratch.copy_end)
+    return True
+
+
+@compiled
+def walk_moves(table, tape, costs, schedule, saved, moves, seconds, peaks, scratch):
+    """Of each move (from, to) of one instruction, evaluated on its own: step seconds, inf where it is illegal, and the two peaks."""
+    for k in range(len(moves)):
+        source, target = moves[k]
+        begin, end = min(source, target), max(source, target) + 1
+        first = source == begin
+        piece = FlatSchedule(_rolled(schedule.code[begin:end], first), _rolled(schedule.operand[begin:end], first),
+                             _rolled(schedule.reuse[begin:end], first), _rolled(schedule.variant[begin:end], first))
+        is_legal = walk_edited(table, tape, costs, schedule, saved, begin, end, piece, scratch)
+        seconds[k] = scratch.clock[NOW] if is_legal else np.inf
+        peaks[k] = scratch.peaks
+
+
+@compiled
+def _rolled(column, first):
+    """Its first entry becomes the last, or its last the first."""
+    new = np.empty_like(column)
+    if first:
+        new[:-1] = column[1:]
+        new[-1] = column[0]
+    else:
+        new[1:] = column[:-1]
+        new[0] = column[-1]
+    return new
