@@ -99,7 +99,7 @@ class Edits:
         self.schedule = schedule
         tape, flat = kernels.flatten_tape(self.tape), kernels.flatten_schedule(schedule)
         every = max(SHORTEST, -(-len(flat.code) // MOST_ROWS))
-        saved = _rows(max(1, -(-len(flat.code) // every)), every, len(tape.nbytes), len(tape.seconds))
+        saved = _rows(len(flat.code), every, len(tape.nbytes), len(tape.seconds))
         costs = costs_of(self.tape.storages, self.device, self.budget)
         kernels.save(table(), tape, costs, flat, saved)
         self._walked: tuple[np.ndarray, kernels.FlatTape, Costs, FlatSchedule, Saved] = table(), tape, costs, flat, saved
@@ -116,13 +116,15 @@ def costs_of(storages: Sequence, device: DeviceProfile, budget: Budget) -> Costs
         is_full_duplex=device.is_full_duplex, device_budget=min(budget.device_bytes, UNLIMITED), host_budget=min(budget.host_bytes, UNLIMITED))
 
 
-def _rows(rows: int, every: int, storages: int, ops: int) -> Saved:
+def _rows(size: int, every: int, storages: int, ops: int) -> Saved:
     from vramlab import kernels
 
+    rows = max(1, -(-size // every))
     return kernels.Saved(
         every=every, residency=np.zeros((rows, storages), np.int64), version=np.zeros((rows, storages), np.int64),
         is_computed=np.zeros((rows, ops), np.bool_), held=np.zeros((rows, 3), np.int64), clock=np.zeros((rows, kernels.CLOCK)),
-        copy_end=np.zeros((rows, storages)), peaks_before=np.zeros((rows, 2), np.int64), peaks_after=np.zeros((rows, 2), np.int64))
+        copy_end=np.zeros((rows, storages)), peaks_before=np.zeros((rows, 2), np.int64), peaks_after=np.zeros((rows, 2), np.int64),
+        duration=np.zeros(size))
 
 
 def _scratch(storages: int, ops: int) -> Scratch:

@@ -451,6 +451,7 @@ class Saved(NamedTuple):
     copy_end: np.ndarray  # float64 [rows, storages]
     peaks_before: np.ndarray  # int64 [rows, 2]: most bytes on the device, at the host
     peaks_after: np.ndarray  # int64 [rows, 2]
+    duration: np.ndarray  # float64 [instructions]
 
 
 class Scratch(NamedTuple):
@@ -504,6 +505,7 @@ def save(table, tape, costs, schedule, saved):
         if not _obey(table, tape, costs, schedule.code[i], schedule.operand[i], schedule.reuse[i], schedule.variant[i], i, scratch):
             return False
         since[row] = scratch.peaks
+        saved.duration[i] = seconds_of(tape, costs, schedule.code[i], schedule.operand[i], schedule.variant[i])
     highest = np.zeros(2, np.int64)
     for row in range(len(since) - 1, -1, -1):
         highest = np.maximum(highest, since[row])
@@ -561,7 +563,7 @@ def walk_edited(table, tape, costs, schedule, saved, begin, end, piece, scratch)
     for i in range(end, size):
         if i % saved.every == 0 and _stands_there(saved, i // saved.every, scratch.state):
             scratch.peaks[:] = np.maximum(scratch.peaks, saved.peaks_after[i // saved.every])
-            return _only_time(tape, costs, schedule, i, scratch)
+            return _only_time(schedule, saved, i, costs.is_full_duplex, scratch.clock, scratch.copy_end)
         if not _obey(table, tape, costs, schedule.code[i], schedule.operand[i], schedule.reuse[i], schedule.variant[i], i + shift, scratch):
             return False
     scratch.state.fault[1], scratch.state.fault[2] = size + shift, NONE
@@ -569,10 +571,27 @@ def walk_edited(table, tape, costs, schedule, saved, begin, end, piece, scratch)
 
 
 @compiled
-def _only_time(tape, costs, schedule, begin, scratch):
-    for i in range(begin, len(schedule.code)):
-        code, operand = schedule.code[i], schedule.operand[i]
-        _tick(code, operand, seconds_of(tape, costs, code, operand, schedule.variant[i]), costs.is_full_duplex, scratch.clock, scratch.copy_end)
+def _only_time(schedule, saved, begin, is_full_duplex, clock, copy_end):
+    """The rest of the schedule as it was, on another clock. Scalars and bare arrays: this loop is most of what an edit takes."""
+    code, operand, duration = schedule.code, schedule.operand, saved.duration
+    now, d2h_free, h2d_free, stall = clock[NOW], clock[D2H_FREE], clock[H2D_FREE], clock[STALL]
+    for i in range(begin, len(code)):
+        kind = code[i]
+        if kind <= RECOMPUTE:
+            now += duration[i]
+        elif kind == OFFLOAD:
+            d2h_free = max(now, d2h_free) + duration[i]
+            copy_end[operand[i]] = d2h_free
+        elif kind == PREFETCH:
+            h2d_free = max(now, h2d_free, copy_end[operand[i]]) + duration[i]
+            copy_end[operand[i]] = h2d_free
+        elif kind == WAIT:
+            end = max(now, copy_end[operand[i]])
+            stall += end - now
+            now = end
+        if not is_full_duplex:
+            d2h_free = h2d_free = max(d2h_free, h2d_free)
+    clock[NOW], clock[D2H_FREE], clock[H2D_FREE], clock[STALL] = now, d2h_free, h2d_free, stall
     return True
 
 
