@@ -10,8 +10,8 @@ of one instruction by up to 40 places, drawn from one seed: most moves of a free
     batch     `Edits.evaluate_moves`, all edits in one call
 
 Of a sample, step seconds, stall and both peaks are compared with the whole way's, bit for bit, and so is whether an edit is legal. Prints a
-table, then one line of JSON; `--keep` writes benchmarks/evidence/search.json. Exit code 1 when a value differs, or when `batch`, which is how
-a compiled search asks, does less than 20,000 edits a second on a step of up to 1,000 ops.
+table, then one line of JSON; `--keep` writes benchmarks/evidence/search.json. Exit code 1 when a value differs, or when `batch`, which is
+how a compiled search asks, does less than 20,000 edits a second on a step of up to 1,000 ops.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def step_of(model: str, device: DeviceProfile) -> Tape:
     made = getattr(torchvision.models, model)()
     batch = [torch.zeros(32, 3, 224, 224), torch.zeros(32, dtype=torch.long)]
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9)
-    return roofline_costs(capture(made, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), batch, optimizer=optimizer).tape, device)
+    captured = capture(made, lambda m, x, y: torch.nn.functional.cross_entropy(m(x), y), batch, optimizer=optimizer)
+    return roofline_costs(captured.tape, device)
 
 
 def moves_of(size: int, count: int) -> np.ndarray:
@@ -128,7 +129,7 @@ def measure(checked: CheckedSchedule, device: DeviceProfile, budget: Budget, cou
     for value, step, peak in zip(found, seconds.tolist(), peaks.tolist()):
         is_equal = np.isinf(step) if value is None else (step, *peak) == (value.step_seconds, value.peak_bytes, value.peak_host_bytes)
         differing += not is_equal
-    return {"edits": count, "sample": len(truth), "legal": sum(t is not None for t in truth), "legal_edits": int(np.isfinite(seconds).sum()),
+    return {"edits": count, "legal_edits": int(np.isfinite(seconds).sum()), "sample": len(truth), "legal": sum(map(bool, truth)),
             "differing": differing, "whole_per_second": len(truth) / slow, "one_per_second": count / one, "batch_per_second": count / batch}
 
 

@@ -113,7 +113,8 @@ def costs_of(storages: Sequence, device: DeviceProfile, budget: Budget) -> Costs
     return kernels.Costs(
         d2h_seconds=np.array([device.copy_seconds(s.nbytes, to_host=True) for s in storages], np.float64),
         h2d_seconds=np.array([device.copy_seconds(s.nbytes, to_host=False) for s in storages], np.float64),
-        is_full_duplex=device.is_full_duplex, device_budget=min(budget.device_bytes, UNLIMITED), host_budget=min(budget.host_bytes, UNLIMITED))
+        is_full_duplex=device.is_full_duplex,
+        device_budget=min(budget.device_bytes, UNLIMITED), host_budget=min(budget.host_bytes, UNLIMITED))
 
 
 def _rows(size: int, every: int, storages: int, ops: int) -> Saved:
