@@ -19,6 +19,7 @@ from vramlab.run_folder import RunFolder
 if TYPE_CHECKING:
     import pandas
 
+MANIFEST_FILE = "manifest.json"  # of a bundle
 RUN_FILE, RECORD_FILE, TELEMETRY_FILE = "run.json", "record.json", "telemetry.csv.gz"
 SCHEDULE_FILE, TAPE_FILE = "schedule.json.gz", "tape.json.gz"
 IDENTITY_COLUMNS = ("run", "workflow", "experiment", "kind", "model", "batch_size", "label", "method", "options", "budget", "target",
@@ -102,6 +103,15 @@ def _load_cell(folder: Path, planned: Mapping[str, Any]) -> Cell:
         problem = f"its record cannot be read: {error}"
     label = str(planned.get("label") or config.get("method", ""))
     return Cell(cell_id=folder.name, folder=folder, config=config, label=label, record=record, problem=problem)
+
+
+def report_folder(folder: Path) -> Path:
+    """Where what is made of a run's records goes: into its folder. Beside it for a bundle, which holds what its manifest names and nothing
+    else: `<bundle>.report`."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return folder
+    whole = folder.resolve()
+    return (folder.parent if folder.name else whole.parent) / f"{whole.name}.report"
 
 
 def tape_path(record: RunRecord, folder: Path) -> Path:

@@ -209,7 +209,8 @@ def report_run(
 ) -> None:
     """Write report.html of one run or more, from their records, and beside it what the options name.
 
-    No browser, no LaTeX and no torch is needed: matplotlib draws the PDF. The same records give the same bytes.
+    No browser, no LaTeX and no torch is needed: matplotlib draws the PDF. The same records give the same bytes. Of a bundle they are
+    written beside it, into BUNDLE.report: a bundle holds what its manifest names and nothing else.
     """
     from vramlab.cli.reports import report
 

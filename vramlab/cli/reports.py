@@ -10,6 +10,7 @@ from typing import Sequence
 from vramlab.collection import Library, find_collections
 from vramlab.errors import WorkflowError
 from vramlab.run_folder import resolve_run
+from vramlab.runs import report_folder
 from vramlab.yaml_nodes import offer
 
 FORMATS = ("html", "pdf", "latex", "csv", "ro-crate")
@@ -24,6 +25,9 @@ def report(runs: Sequence[str], results: Path, extra: Sequence[Path], kinds: Seq
     if (authors or licence) and "ro-crate" not in kinds:
         raise WorkflowError("--author and --licence stand in the crate's metadata: they go with --format ro-crate")
     folders = [resolve_run(name, results).folder for name in runs]  # all of them first: a wrong name leaves nothing half done
+    if "ro-crate" in kinds and (bundles := [folder for folder in folders if report_folder(folder) != folder]):
+        raise WorkflowError(f"{bundles[0]} is a bundle, into which nothing is written that its manifest does not name: make the crate in a "
+                            "copy of the folder without manifest.json")
     from vramlab.report import render
     from vramlab.report.crate import Rights, write_crate
 

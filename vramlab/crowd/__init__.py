@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from vramlab.crowd.bundle import Packed, pack_run
 from vramlab.crowd.findings import Finding, Report, Severity
-from vramlab.crowd.layout import MANIFEST_FILE
 from vramlab.crowd.rules import check
+from vramlab.runs import MANIFEST_FILE
 
 __all__ = ["MANIFEST_FILE", "Finding", "Packed", "Report", "Severity", "check", "pack_run"]

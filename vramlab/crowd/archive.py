@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Mapping
 
 from vramlab.crowd.canonical import read_strict
-from vramlab.crowd.layout import LIMITS, MANIFEST_FILE, Limits, check_name, check_names, check_size, files_below
+from vramlab.crowd.layout import LIMITS, Limits, check_name, check_names, check_size, files_below
 from vramlab.errors import BundleRefused
+from vramlab.runs import MANIFEST_FILE
 
 _BUNDLE = re.compile(r"[0-9a-f]{32}")
 _TAKEN = (tarfile.REGTYPE, tarfile.AREGTYPE)

@@ -25,12 +25,13 @@ from vramlab.crowd.archive import pack_members, unpack
 from vramlab.crowd.bundle import Packed, plain_name
 from vramlab.crowd.canonical import read_strict
 from vramlab.crowd.findings import Report
-from vramlab.crowd.layout import LIMITS, MANIFEST_FILE
+from vramlab.crowd.layout import LIMITS
 from vramlab.crowd.rules import check
 from vramlab.crowd.signing import is_signed
 from vramlab.environment import config_dir
 from vramlab.errors import BundleRefused, EnvironmentUnable, SubmissionRefused, WorkflowError
 from vramlab.record import write_atomically
+from vramlab.runs import MANIFEST_FILE
 
 if TYPE_CHECKING:
     import httpx

@@ -10,11 +10,11 @@ from typing import Any, Mapping
 
 from vramlab.crowd.canonical import read_strict
 from vramlab.crowd.forms import check_schedule_form, check_tape, check_telemetry
-from vramlab.crowd.layout import MANIFEST_FILE, Limits, check_size, files_below, gunzip
+from vramlab.crowd.layout import Limits, check_size, files_below, gunzip
 from vramlab.errors import BundleRefused
 from vramlab.record import RunRecord
 from vramlab.run_folder import baseline_id
-from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TELEMETRY_FILE, Cell, Run
+from vramlab.runs import MANIFEST_FILE, RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TELEMETRY_FILE, Cell, Run
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
 from vramlab.telemetry import Telemetry, parse_telemetry

@@ -18,14 +18,14 @@ from pathlib import Path
 from vramlab.errors import BundleRefused
 from vramlab.report.evidence import MADE_FROM_RECORDS
 
-MANIFEST_FILE, CLAIMS_FILE = "manifest.json", "claims.json"
+CLAIMS_FILE = "claims.json"
 _ALLOWED = re.compile(
     r"(?:manifest|run|claims)\.json"
     r"|cells/[0-9a-f]{16}/(?:record\.json|schedule\.json\.gz|telemetry\.csv\.gz)"
     r"|tapes/[0-9a-f]{64}\.json\.gz"
     r"|baselines/[0-9a-f]{16}\.json"
 )
-_HINT = "; `report run` made it from the records, and it may go"
+_HINT = "; it is made from the records, and may go"
 _FOLDERS = re.compile(r"cells(?:/[0-9a-f]{16})?|tapes|baselines")
 _RATIO_COUNTS_FROM = 2**20  # bytes; below, a high ratio harms nobody
 

@@ -17,14 +17,14 @@ from urllib.parse import quote
 
 from vramlab.record import write_atomically
 from vramlab.report.facts import METRICS
-from vramlab.runs import IDENTITY_COLUMNS, results
+from vramlab.runs import IDENTITY_COLUMNS, report_folder, results
 
 if TYPE_CHECKING:
     import pandas
 
 CSV_FILE, COLUMNS_FILE = "cells.csv", "cells.csv-metadata.json"
 # What spreadsheets take for a formula at the start of a text (OWASP's list and its full-width twins), and our own mark.
-_FORMULA = re.compile("['\t\r\n]|\\s*[=+@\uff1d\uff0b\uff0d\uff20-]")
+FORMULA = re.compile("['\t\r\n]|\\s*[=+@\uff1d\uff0b\uff0d\uff20-]")
 _WHOLE = ("_bytes", "_n")
 
 _IDENTITY = {
@@ -44,9 +44,10 @@ _BLOCKS = {"measured": "measured on the hardware that `target` names", "predicte
 
 
 def write_cells(run_dir: Path) -> tuple[Path, Path]:
-    """Write cells.csv and what documents it into a run's folder; (the table, its columns)."""
+    """Write cells.csv and what documents it where report.html is; (the table, its columns)."""
     table = results(run_dir)
-    paths = Path(run_dir) / CSV_FILE, Path(run_dir) / COLUMNS_FILE
+    folder = report_folder(Path(run_dir))
+    paths = folder / CSV_FILE, folder / COLUMNS_FILE
     write_atomically(paths[0], to_csv(table))
     write_atomically(paths[1], json.dumps(describe(table), indent=1, ensure_ascii=False) + "\n")
     return paths
@@ -66,7 +67,7 @@ def to_csv(table: pandas.DataFrame) -> str:
 
 def _as_text(value: Any) -> str:
     text = str(value)
-    return f"'{text}" if _FORMULA.match(text) else text
+    return f"'{text}" if FORMULA.match(text) else text
 
 
 def read_cells(path: str | Path) -> pandas.DataFrame:

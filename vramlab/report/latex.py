@@ -29,7 +29,7 @@ from vramlab.report.page import TABLES, evidence_of
 from vramlab.report.summary import summarise
 from vramlab.report.tables import Table, Value
 from vramlab.report.words import DASH, bytes_in_words, seconds_in_words
-from vramlab.runs import Run, load_run
+from vramlab.runs import Run, load_run, report_folder
 
 APPENDIX_TEX, REPORT_TEX = "appendix.tex", "report.tex"
 CHECKLIST = "ctuning-ae"
@@ -141,10 +141,11 @@ def _notes(table: Table) -> list[str]:
 
 # --- the appendix ---------------------------------------------------------------------------------------------------------
 def write_latex(run_dir: Path, library: Library) -> tuple[Path, Path]:
-    """Write appendix.tex and report.tex into a run's folder; their paths. WorkflowError when run.json cannot be read."""
+    """Write appendix.tex and report.tex where report.html is; their paths. WorkflowError when run.json cannot be read."""
     run = load_run(Path(run_dir))
     evidence = evidence_of(run, library)
-    paths = run.folder / APPENDIX_TEX, run.folder / REPORT_TEX
+    folder = report_folder(run.folder)
+    paths = folder / APPENDIX_TEX, folder / REPORT_TEX
     title = escape(run.workflow.get("title") or run.workflow.get("name"))
     write_atomically(paths[0], appendix(evidence, library))
     write_atomically(paths[1], _template("report.tex.j2").render(title=title, appendix=Tex(APPENDIX_TEX.removesuffix(".tex"))))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from typing import Any, Mapping, Sequence
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -27,7 +29,7 @@ from vramlab.report.tables import Table, inversions_table, measured_table, metho
 from vramlab.report.timeline_data import ROW_HEADINGS
 from vramlab.report.timelines import Timelines, timelines
 from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
-from vramlab.runs import Run, load_run
+from vramlab.runs import Run, load_run, report_folder
 
 REPORT_FILE = "report.html"
 TABLES = (methods_table, inversions_table, measured_table, simulated_table, counts_table, step_peaks_table, measured_search_table,
@@ -38,19 +40,28 @@ VERDICT_TONES = {Verdict.REPRODUCED: "good", Verdict.PARTLY: "open", Verdict.NOT
 
 
 def render(run_dir: str | Path, collections: tuple[Path, ...] = ()) -> Path:
-    """Write `report.html` into a run's folder and return its path.
+    """Write `report.html` into a run's folder, or beside a bundle (see `report_folder`), and return its path.
 
     Claims, checklists and method cards come from the built-in collection, the current directory and `collections`. The same
     records give the same bytes. WorkflowError when run.json cannot be read; a cell without a readable record is shown as such.
     """
     run = load_run(Path(run_dir))
-    path = run.folder / REPORT_FILE
-    write_atomically(path, page(run, Library(find_collections(collections))))
+    folder = report_folder(run.folder)
+    path = folder / REPORT_FILE
+    write_atomically(path, page(run, Library(find_collections(collections)), "" if folder == run.folder else _way(folder, run.folder)))
     return path
 
 
-def page(run: Run, library: Library) -> str:
-    """The page as text."""
+def _way(start: Path, to: Path) -> str:
+    """The relative address of a folder as a page in another one has it."""
+    return quote(os.path.relpath(to.resolve(), start.resolve()).replace(os.sep, "/")) + "/"
+
+
+def page(run: Run, library: Library, way: str = "") -> str:
+    """The page as text. `way`: the relative address of the run's folder, with a slash behind it; "" for a page that lies in it."""
+    def at(link: str) -> str:
+        return link if link.startswith("#") or is_address(link) else f"{way}{link}"
+
     known, evidence = load_claims(library.report_files("claims.yaml")), evidence_of(run, library)
     claims, telemetry, telemetry_missing = evidence.claims, evidence.telemetry, evidence.telemetry_missing
     checklists = answer_all(load_checklists(library.report_files("checklists/*.yaml")), evidence, answers_of(run, library))
@@ -66,7 +77,7 @@ def page(run: Run, library: Library) -> str:
                     for g in run.workflow.get("untestable") or ()],
         tables=tables, without_room=without_room, kinds=KINDS, figures=_drawn(figures),
         told=figures, absent_kinds=[k for k in KINDS if not figures[k.id].panels and (figures[k.id].note or figures[k.id].statement)],
-        telemetry=_telemetry(run, telemetry, telemetry_missing),
+        telemetry=_telemetry(run, telemetry, telemetry_missing), at=at,
         checklists=[_checklist(found) for found in checklists], answered=_totals(checklists), bases=BASES,
         contradictions=[(c.checklist.id, a) for c in checklists for a in c.contradictions], is_address=is_address,
         beyond_evidence=[(c.checklist.id, a, reason) for c in checklists for a, reason in c.beyond_evidence],

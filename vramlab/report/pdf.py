@@ -28,7 +28,7 @@ from vramlab.report.figures import make_figures, telemetry_figures
 from vramlab.report.page import TABLES, evidence_of
 from vramlab.report.summary import summarise
 from vramlab.report.tables import Table, Value
-from vramlab.runs import load_run
+from vramlab.runs import load_run, report_folder
 
 PDF_FILE = "report.pdf"
 PAGE_INCHES, MARGIN_INCHES = (11.69, 8.27), 0.5  # A4, landscape
@@ -41,9 +41,9 @@ _COLOURS = ("color", "facecolor", "edgecolor", "hatchcolor", "markerfacecolor", 
 
 
 def write_pdf(run_dir: Path, library: Library) -> Path:
-    """Write report.pdf into a run's folder. The same records give the same bytes. WorkflowError when run.json cannot be read."""
+    """Write report.pdf where report.html is. The same records give the same bytes. WorkflowError when run.json cannot be read."""
     run = load_run(Path(run_dir))
-    path = run.folder / PDF_FILE
+    path = report_folder(run.folder) / PDF_FILE
     write_atomically(path, to_pdf(evidence_of(run, library)))
     return path
 

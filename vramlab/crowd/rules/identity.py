@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vramlab.crowd.contents import tape_name
-from vramlab.crowd.layout import MANIFEST_FILE
 from vramlab.crowd.manifest import describe
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.record import hash_config
 from vramlab.run_folder import baseline_id
-from vramlab.runs import RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE
+from vramlab.runs import MANIFEST_FILE, RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE
 
 
 @rule(Round.DERIVATION, "config-hash", "a cell_id is the hash of its config, in the record, in the plan and as a folder's name")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from vramlab.crowd.canonical import to_canonical
-from vramlab.crowd.layout import MANIFEST_FILE
 from vramlab.crowd.manifest import FORMAT_VERSION, Manifest, bundle_name, is_truly_signed
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.crowd.rules.forms import faults_of
 from vramlab.errors import BundleRefused
+from vramlab.runs import MANIFEST_FILE
 
 
 @rule(Round.WRAPPING, "layout", "only plain files of the layout, none too large")
