@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from genuine import genuine_bundle, genuine_run
 from vramlab.cli import main
 from vramlab.crowd import check, pack_run
 from vramlab.crowd.archive import pack
+from vramlab.crowd.bundle import plain_name
 from vramlab.crowd.client import Server, read_tokens
 from vramlab.crowd.signing import make_key
 from vramlab.errors import EnvironmentUnable, SubmissionRefused, WorkflowError
@@ -98,8 +101,28 @@ def test_what_comes_down_is_read_by_report_and_compare(collection, tmp_path, cap
     assert main(["compare", "run", one, two, "--output-dir", str(tmp_path / "crowd"), "--threshold", "9"]) == 0
     assert "cells compared" in capsys.readouterr().out
     assert main(["report", "run", one, "--output-dir", str(tmp_path / "crowd")]) == 0
-    page = (tmp_path / "crowd" / "genuine" / one / "report.html").read_text()
+    page = (tmp_path / "crowd" / "genuine" / f"{one}.report" / "report.html").read_text()
     assert "A run whose numbers agree" in page
+
+
+def test_a_bundle_stays_one_whatever_is_made_of_it(tmp_path, capsys, monkeypatch):
+    """Reports lie beside a bundle, their links lead into it, and the checker accepts it as before; so from inside its folder."""
+    bundle = genuine_bundle(tmp_path, seed=3, key=KEY)
+    place, before = bundle.with_name(f"{bundle.name}.report"), members_of(bundle)
+    assert main(["report", "run", str(bundle), "--csv", "--latex", "--pdf"]) == 0
+    told = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert {path.parent for path in told} == {place} and {path.name for path in told} == {p.name for p in place.iterdir()}
+    links = re.findall(r'href="([^"#][^"]*)"', (place / "report.html").read_text())
+    here = {link for link in links if "://" not in link and not link.startswith("data:")}
+    assert f"../{bundle.name}/run.json" in here and len(here) > 4 and all((place / link).is_file() for link in here)
+    monkeypatch.chdir(bundle)
+    assert main(["report", "run", "."]) == 0 and main(["check", "bundle", str(tmp_path)]) == 0
+    assert members_of(bundle) == before and check(bundle).is_accepted
+    assert main(["report", "run", str(bundle), "--format", "ro-crate"]) == 2
+    assert "make the crate in a copy of the folder without manifest.json" in capsys.readouterr().err
+    assert members_of(bundle) == before
+    (bundle / "report.html").write_text("negative control")
+    assert not check(bundle).is_accepted
 
 
 # --- lines that break -----------------------------------------------------------------------------------------------------
@@ -256,6 +279,35 @@ def test_a_listed_name_that_is_none_ends_it(tmp_path, name):
     with pytest.raises(EnvironmentUnable, match="no name of a bundle"):
         list(speaking(listing([{"name": name, "workflow": "w", "state": "checked"}])).pull(tmp_path / "crowd"))
     assert not (tmp_path / "crowd").exists() and not (tmp_path.parent / "evil").exists()
+
+
+def test_a_workflow_with_a_long_name_does_not_break_a_pull(tmp_path):
+    """200 characters, the most that a name may have, of three bytes each: more than any file system takes for a folder."""
+    one, two = (plain_name("\u7a0b" * 199 + end) for end in "ab")
+    assert one != two and max(len(name.encode()) for name in (one, two)) <= 200 and plain_name("x" * 200) == "x" * 200
+    (tmp_path / one).mkdir()
+    (tmp_path / two).mkdir()
+
+
+def test_what_strangers_write_does_not_drive_the_terminal(tmp_path, capsys):
+    """Escapes in a bundle's own words and in a server's answer are told, not sent."""
+    bundle = genuine_bundle(tmp_path / "made", seed=4, key=KEY)
+    members = members_of(bundle)
+    hostile = "x\x1b[2J\x9b1A\u202e"
+    (tmp_path / "forged").mkdir()
+    name = record_of_method(members, "checkpoint")
+    forged = forge(with_json(members, name, lambda body: body["measured"].__setitem__(hostile, 1)), tmp_path / "forged", KEY)
+    main(["check", "bundle", str(forged)])
+    out = capsys.readouterr().out
+    assert "\\x1b[2J" in out and not set("\x1b\x9b\u202e") & set(out)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(302, headers={"location": "http://x/\x1b]0;title\x07"})
+
+    with pytest.raises(EnvironmentUnable) as error:
+        list(Server(URL, transport=httpx.MockTransport(answer)).pull(tmp_path / "pulled"))
+    from vramlab.cli import _complain
+    assert _complain(error.value, 3) == 3 and "\x1b" not in (said := capsys.readouterr().err) and "\\x1b]0;title\\x07" in said
 
 
 def test_a_workflow_is_one_folder_whatever_it_is_called(tmp_path):

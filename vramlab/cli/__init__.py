@@ -38,6 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _complain(error: Exception, code: int) -> int:
-    print(error, file=sys.stderr)
+def _complain(error: Exception | str, code: int) -> int:
+    from vramlab.cli.words import harmless
+
+    print(harmless(error), file=sys.stderr)  # a server's words, or a file's, may be in it
     return code

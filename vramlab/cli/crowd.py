@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vramlab.cli.words import command, print_json, table
+from vramlab.cli.words import command, harmless, print_json, table
 from vramlab.errors import BundleRefused, SubmissionRefused, WorkflowError
 from vramlab.report.words import bytes_in_words, count_of
 from vramlab.run_folder import resolve_run
@@ -34,7 +34,7 @@ def submit(name: str, to: str, results: Path, *, is_dry: bool = False, supersede
     if "://" in to:
         from vramlab.crowd.client import Server
 
-        server = Server(to, tell=lambda words: print(words, file=sys.stderr))
+        server = Server(to, tell=_tell)
         if not is_dry:
             server.token()  # a wrong address or no token is told before anything is packed
     run = resolve_run(name, results)
@@ -47,8 +47,12 @@ def submit(name: str, to: str, results: Path, *, is_dry: bool = False, supersede
                 return _of_a_rehearsal(report, is_dry)
         return _send(packed, server) if "://" in to else _put_down(packed, Path(to))
     except SubmissionRefused as error:
-        print("refused:", *error.problems, sep="\n  ", file=sys.stderr)
+        _tell("\n  ".join(["refused:", *error.problems]))
         return error.exit_code
+
+
+def _tell(words: str) -> None:
+    print(harmless(words), file=sys.stderr)
 
 
 def _put_down(packed: Packed, to: Path) -> int:
@@ -62,9 +66,9 @@ def _put_down(packed: Packed, to: Path) -> int:
 def _send(packed: Packed, server: Server) -> int:
     receipt = server.submit(packed)
     said = "sent" if receipt.is_new else f"the server has it already{f', of {receipt.account}' if receipt.account else ''}"
-    print(f"{said}: {receipt.state}, {receipt.url}")
+    print(harmless(f"{said}: {receipt.state}, {receipt.url}"))
     for finding in receipt.findings:
-        print(f"{finding.get('severity')}  [{finding.get('rule')}]  {finding.get('where')}  {finding.get('message')}")
+        print(harmless(f"{finding.get('severity')}  [{finding.get('rule')}]  {finding.get('where')}  {finding.get('message')}"))
     return 0
 
 
@@ -73,12 +77,12 @@ def pull(url: str, to: Path, workflow: str | None, *, include_unverified: bool) 
     from vramlab.crowd.client import Server
 
     counts = Counter[str]()
-    server = Server(url, tell=lambda words: print(words, file=sys.stderr))
+    server = Server(url, tell=_tell)
     for pulled in server.pull(to, workflow=workflow, include_unverified=include_unverified):
         said = "refused" if pulled.refusal else "new" if pulled.is_new else "there already"
         counts[said] += 1
         mark = "" if pulled.is_marked else ", without the server's mark"
-        print(f"{said}: {pulled.refusal or f'{pulled.path} ({pulled.state}{mark})'}", flush=True)
+        print(harmless(f"{said}: {pulled.refusal or f'{pulled.path} ({pulled.state}{mark})'}"), flush=True)
     none = f"there is none{'' if include_unverified else '; --unverified brings those down that nobody has checked'}"
     print(f"{count_of(counts.total(), 'bundle')}: {', '.join(f'{n} {said}' for said, n in counts.items()) or none}")
     if counts.total() > counts["refused"]:
@@ -149,7 +153,7 @@ def _check_archive(path: Path) -> Report:
 
 def _told(report: Report) -> Iterator[str]:
     for finding in report.findings:
-        yield f"{finding.severity}  [{finding.rule}]  {finding.where}  {finding.message}"
+        yield harmless(f"{finding.severity}  [{finding.rule}]  {finding.where}  {finding.message}")
     looked = sum(report.examined.values())
     asked = f"{count_of(len(report.examined), 'rule')} asked of {count_of(looked, 'thing')}"
     others = len(report.findings) - len(report.errors)

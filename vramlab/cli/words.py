@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import unicodedata
 from typing import Any, Iterable, Sequence
 
 
@@ -41,6 +42,11 @@ def listed(option: str, text: str) -> list[str]:
     for word in dict.fromkeys(word for word in words if words.count(word) > 1):
         print(f"note: {option}: {word} stands here {words.count(word)} times; it counts once", file=sys.stderr)
     return list(dict.fromkeys(words))
+
+
+def harmless(text: object) -> str:
+    """What strangers wrote, for a terminal: what could move its cursor, colour it or turn the writing round is told as `\\x1b`."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = ()) -> str:

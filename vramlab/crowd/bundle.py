@@ -26,7 +26,7 @@ from typing import Any, Callable, Mapping
 from vramlab import __version__
 from vramlab.crowd.canonical import to_canonical
 from vramlab.crowd.findings import Report
-from vramlab.crowd.layout import CLAIMS_FILE, MANIFEST_FILE
+from vramlab.crowd.layout import CLAIMS_FILE
 from vramlab.crowd.manifest import FORMAT_VERSION, bundle_name, describe, signed
 from vramlab.crowd.scrub import Names, scrub, scrub_text
 from vramlab.crowd.signing import SigningKey, own_key
@@ -34,8 +34,9 @@ from vramlab.crowd.verdicts import verdicts
 from vramlab.errors import SubmissionRefused
 from vramlab.record import RunRecord, hash_config
 from vramlab.run_folder import baseline_id
-from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE, Cell, Run, load_run
+from vramlab.runs import MANIFEST_FILE, RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE, Cell, Run, load_run
 
+LONGEST_FOLDER_BYTES = 200  # of 255, which file systems take
 COPIED_FILES = (SCHEDULE_FILE, TELEMETRY_FILE)
 
 
@@ -222,6 +223,9 @@ def _to_bytes(body: Any) -> bytes:
 
 
 def plain_name(name: str) -> str:
-    """A name that is one folder and no other."""
+    """A name that is one folder and no other, and that every file system can hold."""
     clean = "".join(c if c.isalnum() or c in "-_." else "_" for c in name).strip(".")
+    if len(clean.encode()) > LONGEST_FOLDER_BYTES:
+        begin = clean.encode()[:LONGEST_FOLDER_BYTES - 17].decode(errors="ignore")
+        clean = f"{begin}-{hashlib.sha256(clean.encode()).hexdigest()[:16]}"
     return clean or "unnamed"
