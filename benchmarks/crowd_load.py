@@ -1,15 +1,21 @@
 """The server of shared results under load: many submitters at once, kill -9 in the middle, a leaderboard over many results.
 
     python benchmarks/crowd_load.py [--submitters 64] [--bundles 50] [--kills 20] [--results 100000] [--databases sqlite,postgresql]
-                                    [--parts submit,kill,leaderboard]
+                                    [--parts submit,kill,leaderboard,check,submit-checked]
+    python benchmarks/crowd_load.py --parts leaderboard                        the leaderboard alone: some minutes
+    python benchmarks/crowd_load.py --parts check,submit-checked --checked 10  every rule of the checker, ten bundles a submitter
 
-    submit        all submitters at once, every tenth bundle sent a second time; what is there afterwards is held against what was sent
-    kill          some of these bundles into a new server that is killed with SIGKILL at random instants and started again; after each kill
-                  everything that was acknowledged has to be there
-    leaderboard   seconds of GET /api/v1/leaderboard over HTTP, one client after the other and eight at a time, over random boards
+    submit          all submitters at once, every tenth bundle sent a second time; what is there afterwards is held against what was sent
+    kill            some of these bundles into a new server that is killed with SIGKILL at random instants and started again; after each
+                    kill everything that was acknowledged has to be there
+    leaderboard     seconds of GET /api/v1/leaderboard and of the page /leaderboard over HTTP, for one client and for eight at a time: each
+                    address for the first time, then while the collection changes ten times a second, so that hardly an answer is kept
+    check           seconds of the checker alone, for bundles of 4 and of 100 cells, of a small step and of one with as many ops as a
+                    ResNet's
+    submit-checked  as submit, but the server asks every rule, of bundles of four cells that keep them all (tests/genuine.py)
 
-Everything is on this machine's loopback address, in folders that go afterwards. The bundles' records are written by hand, so the server
-asks the first round of rules only: every byte, the manifest, the signature. PostgreSQL runs without fsync, SQLite with it.
+Everything is on this machine's loopback address, in folders that go afterwards. The records of `submit` and `kill` are written by hand, so
+there the server asks the first round of rules only: every byte, the manifest, the signature. PostgreSQL runs without fsync, SQLite with it.
 """
 
 from __future__ import annotations
@@ -23,9 +29,10 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from common import ROOT, keep, kept, machine
 
@@ -33,19 +40,25 @@ sys.path[:0] = [str(ROOT / "tests")]
 import httpx  # noqa: E402
 from conftest import find_postgres  # noqa: E402
 from crowd_made import headers_of  # noqa: E402
+from genuine import genuine_bundle, step  # noqa: E402
 from postgres import Postgres  # noqa: E402
 from sqlalchemy import insert, select  # noqa: E402
 from test_server_faults import WEB, Process, accounts_of, check_collection, make_bundles  # noqa: E402
 
+from vramlab.crowd import archive, check  # noqa: E402
+from vramlab.crowd.server.audit import note  # noqa: E402
 from vramlab.crowd.server.database import Database  # noqa: E402
 from vramlab.crowd.server.rows import standing_key  # noqa: E402
 from vramlab.crowd.server.settings import read_settings  # noqa: E402
 from vramlab.crowd.server.standings import refresh_all  # noqa: E402
 from vramlab.crowd.server.tables import Account, Bundle, Result, State, now  # noqa: E402
+from vramlab.crowd.signing import make_key  # noqa: E402
 
 SECONDS = 900  # at most, for one part
 MODELS, DEVICES, METHODS, BATCHES, BUDGETS = 12, 10, 15, (16, 32, 64), ("", "80%", "60%", "40%")
 METRICS = ("memory_saved", "peak_bytes", "overhead", "step_seconds")
+CELLS = 4  # of a genuine bundle
+OPS_OF_A_RESNET = 1500  # ResNet-50's step has about so many
 
 
 def main() -> None:
@@ -55,9 +68,12 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             bundles = make_bundles(Path(folder) / "made", options.submitters, options.bundles) if {"submit", "kill"} & set(parts) else []
-            print(f"{len(bundles)} bundles are made", flush=True)
+            options.genuine = _genuine(Path(folder) / "genuine", options) if "submit-checked" in parts else []
+            print(f"{len(bundles) + len(options.genuine)} bundles are made", flush=True)
+            if "check" in parts:
+                _keep({"database": "none", "part": "check"} | check_alone(Path(folder) / "check"))
             for kind in options.databases.split(","):
-                for part in parts:
+                for part in (part for part in parts if part != "check"):
                     if kind == "postgresql" and not server:
                         row = {"missing": "there is no PostgreSQL on this machine"}
                     else:
@@ -84,7 +100,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--killed-bundles", type=int, default=640, help="of all submitters, while the server is being killed")
     parser.add_argument("--results", type=int, default=100_000)
-    parser.add_argument("--queries", type=int, default=400)
+    parser.add_argument("--queries", type=int, default=240, help="of one pass: at most half of the boards and metrics that there are")
+    parser.add_argument("--checked", type=int, default=10, help="bundles of each submitter for submit-checked")
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--parts", default="submit,kill,leaderboard")
     return parser.parse_args()
@@ -128,11 +145,11 @@ class Sender:
         return self._local.client
 
 
-def submit(place: Path, url: str, bundles: list, options: argparse.Namespace) -> dict[str, Any]:
+def submit(place: Path, url: str, bundles: list, options: argparse.Namespace, rules: str = "wrapping") -> dict[str, Any]:
     """All at once; every tenth twice."""
     database = Database(read_settings({}, data_dir=place, database_url=url))
     tokens = accounts_of(database, options.submitters)
-    server = Process(place, url)
+    server = Process(place, url, rules)
     sender = Sender(server, tokens)
     work = [*bundles, *bundles[::10]]
     random.Random(1).shuffle(work)
@@ -141,13 +158,60 @@ def submit(place: Path, url: str, bundles: list, options: argparse.Namespace) ->
         with ThreadPoolExecutor(options.submitters) as pool:
             list(pool.map(sender.send, work))
         seconds = time.monotonic() - started
+        settled = _until_checked(database, started)
     finally:
         server.end()
-    check_collection(database, place, bundles)
+    check_collection(database, place, bundles, CELLS if rules == "all" else 1)
     database.close()
-    return {"submitters": options.submitters, "bundles": len(bundles), "sent": len(work), "new": sender.codes.count(201),
+    return {"seconds_until_all_are_checked": round(settled, 1),
+            "submitters": options.submitters, "bundles": len(bundles), "sent": len(work), "new": sender.codes.count(201),
             "known": sender.codes.count(200), "lost": 0, "doubled": 0, "load_average_before": load, "seconds": round(seconds, 1),
             "bundles_per_second": round(len(work) / seconds, 1)} | _spread("answer", sender.seconds)
+
+
+def submit_checked(place: Path, url: str, bundles: list, options: argparse.Namespace) -> dict[str, Any]:
+    """The same, and every rule is asked."""
+    return submit(place, url, options.genuine, options, "all")
+
+
+def _until_checked(database: Database, started: float) -> float:
+    """Seconds since the start when no bundle waits for its check any more: some are acknowledged before there is time for it."""
+    while time.monotonic() - started < SECONDS:
+        with database.read() as session:
+            if not session.scalar(select(Bundle.id).where(Bundle.state == State.RECEIVED).limit(1)):
+                break
+        time.sleep(0.2)
+    return time.monotonic() - started
+
+
+def _genuine(folder: Path, options: argparse.Namespace) -> list[tuple[int, str, bytes]]:
+    """(account, name, archive) of bundles that keep every rule, mixed up."""
+    made = []
+    for account in range(options.submitters):
+        key = make_key()
+        for number in range(options.checked):
+            bundle = genuine_bundle(folder / str(account), seed=account * options.checked + number, machine=f"{account:016x}", key=key)
+            made.append((account, bundle.name, archive.pack(bundle)))
+    random.Random(0).shuffle(made)
+    return made
+
+
+def check_alone(place: Path) -> dict[str, Any]:
+    """The checker on one bundle after another, in this process, which has compiled what it compiles."""
+    row: dict[str, Any] = {"load_average_before": round(os.getloadavg()[0], 1)}
+    for cells, layers in ((CELLS, 6), (100, 6), (100, OPS_OF_A_RESNET // 3)):
+        budgets = tuple(f"{95 - n / 5:g}%" for n in range(cells // 2 - 1))
+        bundle = genuine_bundle(place / f"{cells}-{layers}", seed=cells, key=make_key(), budgets=budgets, layers=layers)
+        check(bundle)
+        seconds = []
+        for _ in range(3):
+            started = time.process_time()
+            report = check(bundle)
+            seconds.append(time.process_time() - started)
+            assert report.is_accepted, report.errors
+        name = f"{cells}_cells_of_{len(step(layers).ops)}_ops"
+        row |= {f"{name}_check_seconds": round(statistics.median(seconds), 3), f"{name}_archive_bytes": len(archive.pack(bundle))}
+    return row
 
 
 def kill(place: Path, url: str, bundles: list, options: argparse.Namespace) -> dict[str, Any]:
@@ -190,27 +254,66 @@ def leaderboard(place: Path, url: str, bundles: list, options: argparse.Namespac
     refreshed = time.monotonic() - started
     with database.read() as session:
         results = len(session.scalars(select(Result.id)).all())
-    database.close()
     server, chance = Process(place, url), random.Random(3)
-    boards = [{"model": f"model-{chance.randrange(MODELS)}", "device": f"GPU {chance.randrange(DEVICES)}", "metric": chance.choice(METRICS)}
-              for _ in range(options.queries)]
-    load = round(os.getloadavg()[0], 1)
+    boards = [{"model": f"model-{model}", "device": f"GPU {device}", "metric": metric}
+              for model in range(MODELS) for device in range(DEVICES) for metric in METRICS]
+    chance.shuffle(boards)
+    halves = boards[:options.queries], boards[-options.queries:]  # of which none is asked for a second time
+    row = {"results": results, "queries": len(halves[0]), "load_average_before": round(os.getloadavg()[0], 1),
+           "seconds_to_refresh_all": round(refreshed, 1)}
     try:
-        _ask(server, boards[0])
-        alone = [_ask(server, board) for board in boards]
-        with ThreadPoolExecutor(8) as pool:
-            together = list(pool.map(lambda board: _ask(server, board), boards))
+        for kind, ask in (("api", _ask_api), ("page", _ask_page)):
+            ask(server, {"metric": "largest"})
+            row |= _spread(f"{kind}_alone", [ask(server, board) for board in halves[0]])
+            row |= _spread(f"{kind}_eight_at_a_time", _at_a_time(8, ask, server, halves[1]))
+            with _changing(database):
+                row |= _spread(f"{kind}_alone_while_it_changes", [ask(server, board) for board in halves[0]])
+                row |= _spread(f"{kind}_eight_at_a_time_while_it_changes", _at_a_time(8, ask, server, halves[1]))
     finally:
         server.end()
-    row = {"results": results, "queries": len(boards), "load_average_before": load, "seconds_to_refresh_all": round(refreshed, 1)}
-    return row | _spread("alone", alone) | _spread("eight_at_a_time", together)
+        database.close()
+    return row
 
 
-def _ask(server: Process, board: dict[str, str]) -> float:
+def _at_a_time(clients: int, ask: Callable[[Process, dict[str, str]], float], server: Process, boards: list[dict[str, str]]) -> list[float]:
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(lambda board: ask(server, board), boards))
+
+
+@contextmanager
+def _changing(database: Database) -> Iterator[None]:
+    """A row of the audit log every tenth of a second, as a submission leaves some: what was kept is good no more."""
+    is_over = threading.Event()
+
+    def change() -> None:
+        while not is_over.wait(0.1):
+            with database.write() as session:
+                note(session, actor="benchmark", action="changed", subject="nothing")
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _ask_api(server: Process, board: dict[str, str]) -> float:
+    first = {"model": "model-0", "device": "GPU 0"}
+    return _timed(f"{server.base}/api/v1/leaderboard", first | board, '"rank":1' if len(board) > 1 else "")
+
+
+def _ask_page(server: Process, board: dict[str, str]) -> float:
+    device = {"device": f"measured:{board['device']}"} if "device" in board else {}
+    return _timed(f"{server.base}/leaderboard", board | device, "<tbody>" if len(board) > 1 else "")
+
+
+def _timed(address: str, query: dict[str, str], has_to_say: str) -> float:
     started = time.monotonic()
-    answer = WEB.get(f"{server.base}/api/v1/leaderboard", params=board)
+    answer = WEB.get(address, params=query)
     seconds = time.monotonic() - started
-    assert answer.status_code == 200 and answer.json()["rows"], answer.text
+    assert answer.status_code == 200 and has_to_say in answer.text, answer.text[:1000]
     return seconds
 
 
@@ -265,7 +368,7 @@ def _spread(name: str, seconds: list[float]) -> dict[str, float]:
             f"{name}_longest_ms": round(1000 * found[-1], 1)}
 
 
-PARTS = {"submit": submit, "kill": kill, "leaderboard": leaderboard}
+PARTS = {"submit": submit, "kill": kill, "leaderboard": leaderboard, "submit-checked": submit_checked}
 
 if __name__ == "__main__":
     main()

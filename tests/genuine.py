@@ -1,6 +1,7 @@
 """A run in seconds that keeps every rule of the checker: the step and its times are made up, everything that follows from them is derived.
 
-    run = genuine_run(folder, seed=3)         a run's folder: two measured cells, two simulated ones, on a machine that `seed` names
+    run = genuine_run(folder, seed=3)         a run's folder: two measured cells, two simulated ones, on a machine that `seed` names;
+                                              one more of each for every further budget
     bundle = genuine_bundle(to, seed=3)       the same as a signed bundle below `to`; the bundle's folder
 
 No torch, no capture: what a test of servers and pages needs many of. `tests/real_run.py` has one that really ran.
@@ -42,11 +43,11 @@ WORKFLOW = {"name": "genuine", "title": "A run whose numbers agree", "label": "q
 CLAIM = {"id": "delta-mem-save", "experiment": "memory", "method": "checkpoint", "rule": "memory_saved_percent", "tolerance": 0.1}
 
 
-def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, layers: int = 6) -> Path:
+def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, layers: int = 6, budgets: tuple[str, ...] = ("80%",)) -> Path:
     """Write a run's folder and return it. Other seeds have other step times and, unless `machine` is given, another machine."""
     made = _Made(folder, seed, machine or f"{seed:016x}", layers)
-    records = [made.measured("eager", None), made.measured("checkpoint", "80%"), made.simulated("eager", None),
-               made.simulated("checkpoint", "80%")]
+    records = [made.measured("eager", None), *(made.measured("checkpoint", budget) for budget in budgets),
+               made.simulated("eager", None), *(made.simulated("checkpoint", budget) for budget in budgets)]
     cells = [{"cell_id": r.cell_id, "config": dict(r.config), "label": r.config["method"], "title": r.config["method"]} for r in records]
     plan = {"schema": 1, "workflow": WORKFLOW | {"description": "", "claims": [CLAIM], "untestable": [], "expected": {"minutes": 1}},
             "environment": made.environment, "overrides": [], "started": "2026-01-02T03:04:00Z", "run_id": f"{seed:010x}", "cells": cells,
@@ -56,10 +57,10 @@ def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, laye
 
 
 def genuine_bundle(to: Path, *, seed: int = 0, machine: str | None = None, key: SigningKey | None = None,
-                   supersedes: str | None = None) -> Path:
+                   supersedes: str | None = None, **more: Any) -> Path:
     """Pack a genuine run, write its bundle below `to`, and return the bundle's folder."""
     with tempfile.TemporaryDirectory() as room:
-        packed = pack_run(genuine_run(Path(room) / "run", seed=seed, machine=machine), key=key, supersedes=supersedes)
+        packed = pack_run(genuine_run(Path(room) / "run", seed=seed, machine=machine, **more), key=key, supersedes=supersedes)
     packed.write(to)
     return packed.place(to)
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from crowd_made import measured, served
 from sqlalchemy import event, select, text
 
+from vramlab.crowd.server.audit import note
 from vramlab.crowd.server.database import Database
 from vramlab.crowd.server.queries import METRICS, leaderboard
+from vramlab.crowd.server.recent import Recent
 from vramlab.crowd.server.settings import read_settings
 from vramlab.crowd.server.standings import refresh_all
-from vramlab.crowd.server.tables import Result
+from vramlab.crowd.server.states import SERVER, move
+from vramlab.crowd.server.tables import Bundle, Result, State
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
@@ -94,4 +100,122 @@ def test_the_load_run_holds_in_small(load, tmp_path):
     killed = load.kill(tmp_path / "kill", "", bundles, options)
     assert killed["acknowledged_and_lost"] == 0
     asked = load.leaderboard(tmp_path / "board", "", bundles, options)
-    assert asked["results"] == 3000 and asked["alone_p95_ms"] > 0
+    assert asked["results"] == 3000 and asked["api_eight_at_a_time_p95_ms"] > 0 and asked["page_alone_p95_ms"] > 0
+
+
+# ------------------------------------------------------------------------------------------------------- answers that are kept
+
+
+def asked_of(database) -> list[str]:
+    """Statements from now on."""
+    said: list[str] = []
+    event.listen(database.engine, "before_cursor_execute", lambda *a: said.append(a[2]))
+    return said
+
+
+BOARD = {"model": "resnet50", "device": "V100", "metric": "peak_bytes"}
+PLACES = {"api": ("/api/v1/leaderboard", BOARD), "page": ("/leaderboard", BOARD | {"device": "measured:V100"})}
+
+
+@pytest.fixture(params=BOTH)
+def server(request, tmp_path):
+    url = request.getfixturevalue("postgres").fresh() if request.param == "postgresql" else None
+    with served(tmp_path, url) as made:
+        made.submit("ada", measured(1, host="one", gpu="V100", peak_mib=500))
+        yield made
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_board_that_was_read_is_not_read_again_until_something_changes(server, place):
+    path, query = PLACES[place]
+    first = server.web.get(path, params=query)
+    said = asked_of(server.database)
+    again = server.web.get(path, params=query)
+    assert again.text == first.text and "delta" in again.text and not [sql for sql in said if "standing" in sql]
+    server.submit("bob", measured(2, host="two", gpu="V100", method="dtr", peak_mib=400))
+    assert "dtr" in server.web.get(path, params=query).text and [sql for sql in said if "standing" in sql]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kept_board_follows_every_change_at_once(server, place):
+    path, query = PLACES[place]
+
+    def methods() -> set[str]:
+        text = server.web.get(path, params=query).text
+        assert server.web.get(path, params=query).text == text
+        if place == "api":
+            return {row["method"] for row in server.web.get(path, params=query).json()["rows"]}
+        return set(re.findall(r'<th scope="row">([\w-]+)', text))
+
+    bundle = server.submit("bob", measured(2, host="two", gpu="V100", method="dtr", peak_mib=400))["bundle"]
+    assert methods() == {"delta", "dtr"}
+    server.say("olga", f"bundles/{bundle}/flag", reason="odd")
+    assert methods() == {"delta"}
+    server.say("olga", f"bundles/{bundle}/clear", reason="explained")
+    assert methods() == {"delta", "dtr"}
+    with Database(server.settings).write() as session:  # as another process that serves the same collection does
+        row = session.scalar(select(Bundle).where(Bundle.name == bundle))
+        move(session, row, State.WITHDRAWN, reason="elsewhere", actor=SERVER, settings=server.settings)
+    assert methods() == {"delta"}
+
+
+def test_a_kept_page_is_nobodys_own(server):
+    """Who is logged in sees their name and their form; who is not never does."""
+    path, query = PLACES["page"]
+    page = server.web.get("/login").text
+    csrf = re.search(r'name="csrf" value="(\w+)"', page)[1]
+    stranger = server.web.get(path, params=query).text
+    assert server.web.post("/login", data={"csrf": csrf, "token": server.tokens["olga"]}, follow_redirects=False).status_code == 303
+    assert 'name="csrf"' in (own := server.web.get(path, params=query).text) and "olga" in own
+    server.web.cookies.clear()
+    assert server.web.get(path, params=query).text == stranger and "olga" not in stranger and "csrf" not in stranger
+
+
+def test_what_is_made_while_something_changes_is_kept_for_nobody(tmp_path):
+    """A change that comes between a reader's look at the log and its answer; a reader who began before a change; a fault; too many."""
+    database = Database(read_settings({}, data_dir=tmp_path))
+    database.migrate()
+    recent, made = Recent(most=3), []
+
+    def change() -> None:
+        with database.write() as session:
+            note(session, actor="test", action="changed", subject="test")
+
+    def ask(session, key="a", during=lambda: None):
+        return recent.answer(session, key, lambda: (during(), made.append(key), len(made))[-1])
+
+    with database.read() as session:
+        assert (ask(session), ask(session)) == (1, 1)
+    with database.read() as session:
+        assert ask(session, "b", during=change) == 2
+    with database.read() as session:
+        assert ask(session, "b") == 3, "made before the change was known"
+    with database.read() as old:
+        assert old.execute(text("SELECT count(*) FROM audit")).scalar() == 1
+        change()
+        with database.read() as new:
+            assert ask(new) == 4
+        assert (ask(old), ask(old)) == (5, 6), "nothing is kept for who looks at an older state, nor taken from it"
+    with database.read() as session:
+        assert ask(session) == 4
+        with pytest.raises(ZeroDivisionError):
+            ask(session, "c", during=lambda: 1 / 0)
+        assert ask(session, "c") == 7
+        for key in "defg":
+            ask(session, key)
+        assert len(recent._kept) == 3 and ask(session) == 12
+    database.close()
+
+
+def test_of_those_who_ask_for_the_same_at_once_one_makes_it(tmp_path):
+    database = Database(read_settings({}, data_dir=tmp_path))
+    database.migrate()
+    recent, made = Recent(), []
+
+    def ask(_: int):
+        with database.read() as session:
+            return recent.answer(session, "a", lambda: (time.sleep(0.1), made.append(1), len(made))[-1])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == [1] * 8 and made == [1]
+    database.close()

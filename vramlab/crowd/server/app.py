@@ -21,6 +21,7 @@ from vramlab.crowd.server import api, keys, pages
 from vramlab.crowd.server.database import Database, is_away
 from vramlab.crowd.server.intake import Examine, Intake, Refused
 from vramlab.crowd.server.limits import Limiter
+from vramlab.crowd.server.recent import Recent
 from vramlab.crowd.server.settings import Settings
 from vramlab.crowd.server.store import Store
 
@@ -60,7 +61,8 @@ def create_app(settings: Settings, examine: Examine = check) -> FastAPI:
                   redoc_url=None)
     for name, value in {"settings": settings, "database": database, "store": store, "key": key, "intake": intake,
                         "failures": Limiter(settings.failures_per_minute), "submissions": Limiter(settings.bundles_per_minute),
-                        "requests": Limiter(settings.requests_per_minute), "gate": asyncio.Semaphore(_TAKEN_AT_A_TIME)}.items():
+                        "requests": Limiter(settings.requests_per_minute), "gate": asyncio.Semaphore(_TAKEN_AT_A_TIME),
+                        "recent": Recent()}.items():
         setattr(app.state, name, value)
     app.include_router(api.router)
     for error, answer in ((SQLAlchemyError, _database_fault), (OSError, _disk_fault), (Refused, api.refuse),

@@ -143,11 +143,11 @@ class Facets:
 
 def facets(session: Session, *, include_unverified: bool = False) -> Facets:
     """The choices of the leaderboard's filters."""
-    columns = (Standing.model, Standing.device, Standing.is_simulated, Standing.method)
+    columns = (Standing.is_verified, Standing.model, Standing.device, Standing.is_simulated, Standing.method)  # as an index has them
     wanted = select(*columns, func.sum(Standing.results)).group_by(*columns)
     wanted = wanted if include_unverified else wanted.where(Standing.is_verified)
     models, devices, methods, boards = (defaultdict[Any, int](int) for _ in range(4))
-    for model, device, is_simulated, method, count in session.execute(wanted):
+    for _, model, device, is_simulated, method, count in session.execute(wanted):
         for found, key in ((models, model), (devices, device), (methods, method), (boards, (model, device, is_simulated))):
             found[key] += int(count)
     return Facets(models=_most_first(models), devices=_most_first(devices), methods=_most_first(methods),

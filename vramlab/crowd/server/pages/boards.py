@@ -84,11 +84,10 @@ class Shown:
                 for row in board.rows]
 
 
-def read_board(session: Session, asked: Asked) -> Shown:
+def read_board(session: Session, asked: Asked, facets: Facets) -> Shown:
     """The leaderboard; what is not asked for is what has most results. 400 on an unknown metric."""
     if asked.metric not in words.METRICS:
         raise HTTPException(400, f"There is no metric {asked.metric!r}; there are {', '.join(words.METRICS)}.")
-    facets = queries.facets(session, include_unverified=True)
     model, device, is_simulated = _filled(asked, facets)
     board = queries.leaderboard(session, model=model, device=device, metric=asked.metric, is_simulated=is_simulated,
                                 workload=asked.workload or None, batch_size=asked.batch, budget=asked.budget or None,

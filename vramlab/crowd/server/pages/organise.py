@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from vramlab.crowd.server import contests, queries, rankings
+from vramlab.crowd.server import contests, rankings
 from vramlab.crowd.server.accounts import Caller, authenticate
 from vramlab.crowd.server.api import address_of
 from vramlab.crowd.server.intake import Refused
@@ -157,7 +157,7 @@ def _announce(request: Request, form: Mapping[str, str]) -> Response:
 
 def _announce_form(request: Request, visitor: Caller, given: Mapping[str, str], faults: Mapping[str, str]) -> Response:
     with request.app.state.database.read() as session:
-        facets = queries.facets(session, include_unverified=True)
+        facets = reads.facets(session, request.app.state.recent)
         workloads = reads.workloads(session)
     devices = dict.fromkeys(device for _, device, is_simulated, _ in facets.boards if not is_simulated)
     return render(request, "competition_form.html.j2", visitor=visitor, status=422 if faults else 200, given=given, faults=faults,

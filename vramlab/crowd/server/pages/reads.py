@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server import queries
 from vramlab.crowd.server.accounts import Caller
-from vramlab.crowd.server.queries import ResultFilter
+from vramlab.crowd.server.database import Database
+from vramlab.crowd.server.exports import result_row
+from vramlab.crowd.server.queries import Facets, ResultFilter
+from vramlab.crowd.server.recent import Recent
 from vramlab.crowd.server.tables import Result, Standing, Token, now
 
 PAGE = 50  # rows of a page
@@ -26,6 +30,11 @@ def visitor(session: Session, public_id: str) -> Caller | None:
     return Caller(account_id=token.account_id, account=token.account.name, token=public_id, scopes=frozenset(token.scopes.split()))
 
 
+def facets(session: Session, recent: Recent) -> Facets:
+    """What there is to choose from, unverified results too."""
+    return recent.answer(session, "facets", lambda: queries.facets(session, include_unverified=True))
+
+
 def budgets_of_board(session: Session, model: str, device: str, is_simulated: bool, workload: str) -> Sequence[str]:
     """As written, of all groups of one workload on one device, each once."""
     query = select(Standing.budget).where(Standing.model == model, Standing.device == device, Standing.is_simulated == is_simulated,
@@ -33,13 +42,18 @@ def budgets_of_board(session: Session, model: str, device: str, is_simulated: bo
     return session.scalars(query.distinct().order_by(Standing.budget)).all()
 
 
-def all_results(session: Session, which: ResultFilter) -> Iterator[Result]:
-    """Every one that a filter finds, the newest first, fetched some at a time and let go of when they have been used."""
+def all_results(database: Database, which: ResultFilter) -> Iterator[dict[str, Any]]:
+    """Every one that a filter finds as a row of an export, the newest first, some at a time. Between these it holds no connection: whoever
+    downloads slowly keeps nobody else waiting."""
     after = 0
-    while rows := queries.results(session, which, after=after, limit=CHUNK, newest_first=True):
+    while True:
+        with database.read() as session:
+            found = queries.results(session, which, after=after, limit=CHUNK, newest_first=True)
+            rows = list(map(result_row, found))
+        if not found:
+            return
         yield from rows
-        after = rows[-1].id
-        session.expunge_all()
+        after = found[-1].id
 
 
 def references_beside(session: Session, found: Result) -> Sequence[Result]:

@@ -10,12 +10,14 @@ from fastapi.responses import FileResponse, StreamingResponse
 from sqlalchemy.orm import Session
 
 from vramlab.crowd.server import contests, queries
-from vramlab.crowd.server.exports import COLUMNS, atom_feed, csv_lines, json_pieces, result_row
+from vramlab.crowd.server.exports import COLUMNS, atom_feed, csv_lines, json_pieces
 from vramlab.crowd.server.pages import boards, organise, reads, words
 from vramlab.crowd.server.pages.asked import device_asked, number_asked, plain_text, result_number, text_asked
-from vramlab.crowd.server.pages.boards import LEADERBOARD_COLUMNS, Asked
+from vramlab.crowd.server.pages.boards import LEADERBOARD_COLUMNS, Asked, Shown
 from vramlab.crowd.server.pages.openapi import read_operations, read_schemas
-from vramlab.crowd.server.pages.site import HEADERS, HERE, find_visitor, link_maker, own_address, render, shelves, stylesheet
+from vramlab.crowd.server.pages.site import (
+    HEADERS, HERE, find_visitor, link_maker, own_address, page_text, render, respond, shelves, stylesheet,
+)
 from vramlab.crowd.server.queries import MOST_ROWS, ResultFilter
 from vramlab.crowd.server.pages.records import read_record
 from vramlab.crowd.server.tables import State
@@ -50,17 +52,25 @@ def home(request: Request) -> Response:
 @page("/leaderboard")
 def leaderboard(request: Request) -> Response:
     """Methods on one model and device, by one metric."""
+    visitor, asked = find_visitor(request), _board_asked(request)
     with request.app.state.database.read() as session:
-        shown = boards.read_board(session, _board_asked(request))
-        papers = {row.method: shelves().paper_of(row.method) for row in shown.board.rows}
-        return _view(request, "leaderboard.html.j2", papers=papers, query=shown.query(), **shown.for_template())
+        def shown() -> dict[str, Any]:
+            found = _read_board(request, session, asked)
+            papers = {row.method: shelves().paper_of(row.method) for row in found.board.rows}
+            return {"papers": papers, "query": found.query(), **found.for_template()}
+
+        if visitor:  # whose name, and whose form to log out, stand on the page
+            return render(request, "leaderboard.html.j2", visitor=visitor, **shown())
+        key = ("page", request.scope.get("root_path", ""), asked)
+        return respond(request.app.state.recent.answer(
+            session, key, lambda: page_text(request, "leaderboard.html.j2", visitor=None, **shown())))
 
 
 @page("/leaderboard.csv")
 def leaderboard_csv(request: Request) -> Response:
     """The same table."""
     with request.app.state.database.read() as session:
-        shown = boards.read_board(session, _board_asked(request))
+        shown = _read_board(request, session, _board_asked(request))
     return _download(csv_lines(LEADERBOARD_COLUMNS, shown.plain_rows()), "text/csv; charset=utf-8", "leaderboard.csv")
 
 
@@ -68,8 +78,12 @@ def leaderboard_csv(request: Request) -> Response:
 def leaderboard_json(request: Request) -> Response:
     """The same table."""
     with request.app.state.database.read() as session:
-        shown = boards.read_board(session, _board_asked(request))
+        shown = _read_board(request, session, _board_asked(request))
     return _download(json_pieces({"asked": shown.query(), "unit": shown.metric.unit}, "rows", shown.plain_rows()), "application/json")
+
+
+def _read_board(request: Request, session: Session, asked: Asked) -> Shown:
+    return boards.read_board(session, asked, reads.facets(session, request.app.state.recent))
 
 
 def _board_asked(request: Request) -> Asked:
@@ -86,7 +100,7 @@ def results(request: Request) -> Response:
     which, query = _results_asked(request)
     with request.app.state.database.read() as session:
         rows, pages = _leaf(request, session, which, "/results", query)
-        facets = queries.facets(session, include_unverified=True)
+        facets = reads.facets(session, request.app.state.recent)
         choices = {"models": boards.alike(facets.models), "methods": boards.alike(facets.methods), "devices": boards.device_choices(facets),
                    "states": boards.alike(State)}
         chosen = {key: query.get(key, "") for key in ("model", "method", "device", "state")}
@@ -126,12 +140,7 @@ def results_json(request: Request) -> Response:
 def _rows(request: Request) -> Iterator[dict[str, Any]]:
     """Read while they are sent. What is asked is read before the answer begins, so that a fault in it is one."""
     which, _ = _results_asked(request)
-
-    def read() -> Iterator[dict[str, Any]]:
-        with request.app.state.database.read() as session:
-            yield from map(result_row, reads.all_results(session, which))
-
-    return read()
+    return reads.all_results(request.app.state.database, which)
 
 
 @page("/results/{number}")

@@ -135,14 +135,23 @@ def render(request: Request, template: str, *, status: int = 200, visitor: Calle
     cookie = request.cookies.get(SESSION_COOKIE, "") if visitor else request.cookies.get(VISIT_COOKIE, "")
     is_new = not cookie
     cookie = cookie or new_visit()
-    text = templates().get_template(template).render(
-        request_path=request.url.path, here="/" + request.url.path.removeprefix(request.scope.get("root_path", "")).split("/")[1],
-        href=link_maker(request), site_name=request.app.state.settings.title, visitor=visitor,
-        csrf_token=csrf_token(secret_of(request), cookie), **shown)
-    response = HTMLResponse(text, status, headers={**HEADERS, "Cache-Control": "private, no-cache", "Vary": "Cookie", **(headers or {})})
+    text = page_text(request, template, visitor=visitor, csrf_token=csrf_token(secret_of(request), cookie), **shown)
+    response = respond(text, status, headers)
     if is_new and template in ("login.html.j2",):
         set_cookie(request, response, VISIT_COOKIE, cookie)
     return response
+
+
+def page_text(request: Request, template: str, *, visitor: Caller | None, **shown: Any) -> str:
+    """A page's HTML. Without a visitor and a `csrf_token`, which a form asks for, it is the same for everybody."""
+    here = "/" + request.url.path.removeprefix(request.scope.get("root_path", "")).split("/")[1]
+    return templates().get_template(template).render(here=here, href=link_maker(request), site_name=request.app.state.settings.title,
+                                                     visitor=visitor, **shown)
+
+
+def respond(text: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """HTML as every page is sent."""
+    return HTMLResponse(text, status, headers={**HEADERS, "Cache-Control": "private, no-cache", "Vary": "Cookie", **(headers or {})})
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
