@@ -31,7 +31,8 @@ claims: [{claim}]
 
 
 @pytest.mark.parametrize("text, written", [("=1+1", "'=1+1"), ("+1", "'+1"), ("-1", "'-1"), ("@SUM(A1)", "'@SUM(A1)"),
-                                           ("\t=1", "'\t=1"),
+                                           ("\t=1", "'\t=1"), (" =1", "' =1"), ("\uff1d1", "'\uff1d1"), ("\u3000@x", "'\u3000@x"),
+                                           ("'=1", "''=1"),
                                            ("plain", "plain"), ("a=1", "a=1"), ("", "")])
 def test_no_text_is_a_formula_in_a_spreadsheet(text, written):
     lines = "".join(csv_lines(["name", "value"], [{"name": text, "value": -0.5}]))

@@ -236,6 +236,72 @@ def test_an_organiser_flags_and_clears(server):
     check_standings(server)
 
 
+def test_a_doubt_is_not_cleared_by_sending_the_same_again(lite, tmp_path):
+    """Grown by a cell, after a bundle that supersedes the flagged one, after it was withdrawn; nor by an organiser in their own cause."""
+    from crowd_made import run_of
+
+    def send(name: str, *records, supersedes: str | None = None) -> dict:
+        bundle = pack_run(run_of(tmp_path / name / "run", records), key=lite.keys["ada"], supersedes=supersedes)
+        bundle.write(tmp_path / name)
+        return lite.post("ada", archive.pack(bundle.place(tmp_path / name))).json()
+
+    doubted, others = measured(1, gpu=V100), [measured(n, gpu=V100, budget=f"{n}%") for n in (2, 3, 4, 5)]
+    first = send("first", doubted)
+    assert first["state"] == "checked"
+    lite.say("olga", f"bundles/{first['bundle']}/flag", reason="odd")
+    grown = send("grown", doubted, others[0])
+    assert (grown["state"], [f["rule"] for f in grown["findings"]]) == ("flagged", ["doubted-before"])
+    assert send("corrected", others[1], supersedes=first["bundle"])["state"] == "checked"
+    assert lite.get(f"bundles/{first['bundle']}")["state"] == "superseded"
+    lite.say("ada", f"bundles/{grown['bundle']}/withdraw", reason="another way")
+    assert send("again", doubted, others[2])["state"] == "flagged"
+    assert "flagged" not in {r["state"] for r in lite.get("results")["results"]} and len(lite.get("results")["results"]) == 1
+    assert send("another", others[3])["state"] == "checked", "a record that nobody doubted"
+
+
+def test_nobody_takes_back_a_flag_of_their_own_bundle(lite):
+    lite.account("chair", "submit", "organise")
+    lite.account("admin", "submit", "admin")
+    for account, status in (("chair", 403), ("admin", 200)):
+        own = lite.submit(account, measured(lite.made + 1, host=account, gpu=V100))["bundle"]
+        lite.say("olga", f"bundles/{own}/flag", reason="odd")
+        assert lite.say(account, f"bundles/{own}/clear", reason="mine is fine").status_code == status
+        assert lite.say("olga", f"bundles/{own}/clear", reason="explained").status_code == (200 if status == 403 else 409)
+
+
+@pytest.mark.parametrize("change, state", [
+    ({"samples": 1.0}, "flagged"), ({"samples": 1.0 + 1e-9}, "flagged"), ({"samples": 0.5}, "flagged"), ({"telemetry": 1}, "flagged"),
+    ({}, "checked"),
+])
+def test_a_copy_that_was_changed_a_little_is_a_copy(lite, tmp_path, change, state):
+    """Times that were stretched, telemetry that was packed anew, all of it signed by the copyist's own key."""
+    import gzip
+    from dataclasses import replace
+    from random import Random
+
+    def send(account: str, seed: int, factor: float, packing: int, telemetry: float) -> dict:
+        chance = Random(seed)
+        block = {"step_seconds": [factor * (1.3 + 0.01 * chance.random()) for _ in range(10)],
+                 "baseline_step_seconds": [factor * (1 + 0.01 * chance.random()) for _ in range(10)]}
+        record = measured(seed, host=account, gpu=V100)
+        record = replace(record, measured={**record.measured, **block})
+        from crowd_made import run_of
+        run = run_of(tmp_path / account / "run", [record])
+        path = run / "cells" / record.cell_id / "telemetry.csv.gz"
+        text = gzip.decompress(path.read_bytes()) + f"{telemetry}\n".encode()
+        path.write_bytes(gzip.compress(text, packing, mtime=0))
+        replace(record, files={path.name: hashlib.sha256(path.read_bytes()).hexdigest()}).save(path.with_name("record.json"))
+        bundle = pack_run(run, key=lite.keys[account])
+        bundle.write(tmp_path / account)
+        return lite.post(account, archive.pack(bundle.place(tmp_path / account))).json()
+
+    assert send("ada", 1, 1.0, 9, 1.0)["state"] == "checked"
+    seed, factor = (1, change["samples"]) if "samples" in change else (2, 1.0)
+    copied = send("bob", seed, factor, 1, 1.0 if "telemetry" in change else 2.0)
+    assert copied["state"] == state, copied
+    assert states(lite, lite.get("bundles")["bundles"][0]["name"])[0][1] == (1 if state == "checked" else 0)
+
+
 def test_with_every_rule_genuine_runs_of_two_machines_reproduce_each_other(tmp_path):
     """The server as it runs: bundles whose every number is derived anew, and one in which one number is another."""
     with served(tmp_path, examine=check) as server:
@@ -455,6 +521,7 @@ def test_a_run_that_grew_takes_its_entries_along(lite, tmp_path):
 def test_a_competition_has_a_seed_set(lite, seeds):
     rules = {key: value for key, value in competition_rules(seeds=seeds).items() if value is not None}
     assert lite.say("olga", "competitions", **rules).status_code == 422
+    assert lite.say("olga", "competitions", **competition_rules(name="new")).status_code == 422, "its page would be the form's"
     assert lite.say("olga", "competitions", **competition_rules(seeds=[2, 0, 2])).json()["seeds"] == [0, 2]
 
 

@@ -35,15 +35,16 @@ ACCOUNTS, BUNDLES = 5, 4  # the load run of benchmarks/crowd_load.py has 64 and 
 class Process:
     """A server as a program of its own."""
 
-    def __init__(self, data_dir: Path, url: str = "") -> None:
-        self.data_dir, self.url = data_dir, url
+    def __init__(self, data_dir: Path, url: str = "", rules: str = "wrapping") -> None:
+        self.data_dir, self.url, self.rules = data_dir, url, rules
         self.start()
 
     def start(self) -> None:
         """Until it says where it is."""
         path = os.pathsep.join([str(HERE.parent), str(HERE)])
         words = [sys.executable, str(HERE / "crowd_server.py"), str(self.data_dir), *([self.url] if self.url else [])]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {
+            "PYTHONPATH": path, "VRAMLAB_TESTS_RULES": self.rules})
         said = self.process.stdout.readline()
         assert "http://" in said, said
         self.base = "http://" + said.split("http://")[1].split()[0]
@@ -103,13 +104,13 @@ def submit(server: Process, token: str, body: bytes, until: float) -> int:
     raise AssertionError("not acknowledged in time")
 
 
-def check_collection(database: Database, data_dir: Path, wanted: list[tuple[int, str, bytes]]) -> None:
+def check_collection(database: Database, data_dir: Path, wanted: list[tuple[int, str, bytes]], results_each: int = 1) -> None:
     """Every bundle once, its results once, its archive byte for byte; the audit log whole."""
     with database.read() as session:
         bundles = session.scalars(select(Bundle)).all()
         assert sorted(b.name for b in bundles) == sorted(name for _, name, _ in wanted)
         assert {b.name: b.account.name for b in bundles} == {name: f"account-{account}" for account, name, _ in wanted}
-        assert len(session.scalars(select(Result)).all()) == len(wanted)
+        assert len(session.scalars(select(Result)).all()) == results_each * len(wanted)
         assert {b.state for b in bundles} == {"checked"}
         by_name = {b.name: b for b in bundles}
         for _, name, body in wanted:
@@ -256,6 +257,24 @@ def test_what_there_was_no_time_to_check_is_checked_afterwards(tmp_path):
         assert found == {good["bundle"]: "checked", name: "flagged"}
         assert [r["bundle"] for r in again.get("/api/v1/results").json()["results"]] == [good["bundle"]]
         assert [f["rule"] for f in again.get(f"/api/v1/bundles/{name}").json()["findings"]] == ["files"]
+
+
+def test_a_bundle_that_cannot_be_checked_holds_up_no_other(tmp_path):
+    """Its archive is lost: it stays received, and what came after it is checked."""
+    from crowd_made import served
+
+    with served(tmp_path, check_wait_seconds=0.0, check_slots=1) as server:
+        intake = server.web.app.state.intake
+        intake._slots.acquire()
+        names = [server.submit("ada", measured(number, gpu="V100", budget=f"{number}%"))["bundle"] for number in (1, 2)]
+        with server.database.read() as session:
+            lost = session.scalar(select(Bundle.archive_sha256).where(Bundle.name == names[0]))
+        server.web.app.state.store.path(lost).unlink()
+        intake._slots.release()
+        until = time.monotonic() + 30
+        while time.monotonic() < until and server.get(f"bundles/{names[1]}")["state"] == "received":
+            time.sleep(0.05)
+        assert [server.get(f"bundles/{name}")["state"] for name in names] == ["received", "checked"]
 
 
 def test_archives_that_no_bundle_has_go_after_a_day(tmp_path):

@@ -277,6 +277,20 @@ def test_a_text_that_no_row_can_hold_is_refused(unharmed, text, rule):
     assert answer.status_code == 422 and [f["rule"] for f in answer.json()["findings"]] == [rule], answer.text
 
 
+def test_a_slow_download_keeps_no_connection(server, monkeypatch):
+    """Whoever stops reading in the middle of an export, many times at once, keeps nobody else from the database."""
+    from vramlab.crowd.server.pages import reads
+    from vramlab.crowd.server.queries import ResultFilter
+
+    for number in (2, 3):
+        server.submit("ada", measured(number, host="one", gpu="V100", budget=f"{number}%"))
+    monkeypatch.setattr(reads, "CHUNK", 2)
+    downloads = [reads.all_results(server.database, ResultFilter(include_unverified=True)) for _ in range(40)]
+    assert [next(rows)["budget"] for rows in downloads] == ["3%"] * 40
+    assert server.database.engine.pool.checkedout() == 0 and len(server.get("results")["results"]) == 3
+    assert {tuple(row["budget"] for row in rows) for rows in downloads} == {("2%", "60%")}
+
+
 # -------------------------------------------------------------------------------------------------------------------- tokens
 
 

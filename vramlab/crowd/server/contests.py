@@ -17,6 +17,8 @@ from vramlab.crowd.server.tables import TOMBSTONES, Competition, Entry, Result, 
 
 def announce(session: Session, rules: Mapping[str, Any], caller: Caller) -> Competition:
     """A new competition with these columns. In a session of `Database.write`."""
+    if rules["name"] == "new":  # the address of the form that announces one
+        raise Refused(422, "a competition is not called 'new'")
     if session.scalar(select(Competition).where(Competition.name == rules["name"])):
         raise Refused(409, f"there is a competition {rules['name']!r} already")
     row = Competition(**rules, organiser_id=caller.account_id)

@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from vramlab.crowd.server.tables import UNVERIFIED, Result
+from vramlab.report.cells_csv import FORMULA
 
 COLUMNS = (
     "result", "bundle", "cell_id", "numbers", "state", "is_unverified", "reproduced_count", "repeated_count", "submitter", "submitted_at",
@@ -20,7 +21,6 @@ COLUMNS = (
     "budget_bytes", "seed", "outcome", "reason", "truth", "peak_bytes", "eager_peak_bytes", "memory_saved", "step_seconds", "overhead",
     "overhead_low", "overhead_high", "samples", "largest", "recomputes", "simulated_moved_bytes", "machine_hash",
 )
-_OF_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ATOM = "http://www.w3.org/2005/Atom"
 
@@ -48,7 +48,7 @@ def _line(cells: list[Any]) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(_OF_A_FORMULA):
+    if isinstance(value, str) and FORMULA.match(value):
         return f"'{value}"
     return value
 

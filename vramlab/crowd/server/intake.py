@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Any, Callable, Mapping
 
 from pydantic import ValidationError
 from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from vramlab.crowd import MANIFEST_FILE, Finding, Report, Severity, check
@@ -27,12 +28,13 @@ from vramlab.crowd.server.rows import rows_of
 from vramlab.crowd.server.settings import Settings
 from vramlab.crowd.server.states import SERVER, move
 from vramlab.crowd.server.store import Body, Store
-from vramlab.crowd.server.tables import AccountKey, Bundle, Result, State, Verdict, now
+from vramlab.crowd.server.tables import TOMBSTONES, AccountKey, Audit, Bundle, Result, State, Verdict, now
 from vramlab.crowd.signing import SigningKey
 from vramlab.crowd.verdicts import verdicts
 from vramlab.errors import BundleRefused
 from vramlab.runs import load_run
 
+_log = logging.getLogger(__name__)
 DAY = timedelta(days=1)
 Examine = Callable[[Path, Limits], Report]
 
@@ -170,7 +172,7 @@ class Intake:
     def _settle(self, session: Session, bundle: Bundle, prepared: _Prepared) -> None:
         """Enter what the check came to."""
         assert prepared.report
-        copies = _copies(session, bundle, prepared.results)
+        copies = [*_copies(session, bundle, prepared.results), *_doubted(session, bundle, prepared.results)]
         bundle.findings = prepared.report.to_json()["findings"] + [_in_json(finding) for finding in copies]
         bundle.checked_at = now()
         for name, value in prepared.columns.items():
@@ -192,16 +194,25 @@ class Intake:
     # ------------------------------------------------------------------------------------------------ checked afterwards
 
     def check_received(self) -> int:
-        """Check the bundles that were acknowledged before there was time to; how many there were. One that fails is flagged."""
-        done = 0
-        while pending := self._oldest_received():
-            self._check_afterwards(*pending)
-            done += 1
+        """Check the bundles that were acknowledged before there was time to; how many there were. One that fails is flagged.
+
+        One that cannot be checked at all, such as one whose archive is lost, stays received and does not hold up those after it.
+        """
+        done, after = 0, 0
+        while pending := self._next_received(after):
+            after, _ = pending
+            try:
+                self._check_afterwards(*pending)
+                done += 1
+            except SQLAlchemyError:
+                raise
+            except Exception:
+                _log.exception("received bundle number %s could not be checked", after)
         return done
 
-    def _oldest_received(self) -> tuple[int, str] | None:
+    def _next_received(self, after: int) -> tuple[int, str] | None:
         with self.database.read() as session:
-            found = session.execute(select(Bundle.id, Bundle.archive_sha256).where(Bundle.state == State.RECEIVED)
+            found = session.execute(select(Bundle.id, Bundle.archive_sha256).where(Bundle.state == State.RECEIVED, Bundle.id > after)
                                     .order_by(Bundle.id).limit(1)).first()
         return None if found is None else (found.id, found.archive_sha256)
 
@@ -273,6 +284,29 @@ def _copies(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[
             found += [_finding(rule, f"cells/{hashes[value]}", f"the same as of result {number}, of another account", Severity.WARNING)
                       for value, number in others]
     return found
+
+
+def _doubted(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[Finding]:
+    """Results of the same account that are withdrawn, or flagged, or were when they were superseded: to send them again in another bundle
+    clears nothing."""
+    found: dict[str, Finding] = {}
+    for column in (Result.record_sha256, Result.telemetry_sha256, Result.samples_sha256):
+        hashes = {getattr(row, column.key): row.cell_id for row in rows if getattr(row, column.key)}
+        for start in range(0, len(hashes), 500):
+            part = list(hashes)[start:start + 500]
+            mine = select(column, Result.id, Result.state, Bundle.name).join(Bundle, Bundle.id == Result.bundle_id).where(
+                column.in_(part), Result.account_id == bundle.account_id, Result.state.in_((State.FLAGGED, *TOMBSTONES)))
+            for value, number, state, name in session.execute(mine):
+                if state != State.SUPERSEDED or _ended_flagged(session, name):
+                    found.setdefault(hashes[value], _finding("doubted-before", f"cells/{hashes[value]}", "the same as of result "
+                                                             f"{number}, which is {state}", Severity.WARNING))
+    return list(found.values())
+
+
+def _ended_flagged(session: Session, bundle: str) -> bool:
+    """Whether the last that was said of a bundle, before it was superseded, is a doubt."""
+    said = select(Audit.action).where(Audit.subject == f"bundle {bundle}", Audit.action.in_(("bundle flagged", "bundle checked")))
+    return session.scalar(said.order_by(Audit.id.desc()).limit(1)) == "bundle flagged"
 
 
 def _verdict(bundle: Bundle, body: Mapping[str, Any]) -> Verdict:

@@ -7,12 +7,14 @@ import json
 from statistics import median
 from typing import Any, Iterator, Mapping
 
+from vramlab.crowd.layout import gunzip
 from vramlab.crowd.server.tables import NAME, Result
 from vramlab.errors import BundleRefused
 from vramlab.record import RunRecord
 from vramlab.report.words import counts, hardware_in_words, is_simulated, simulated_ratio
 from vramlab.runs import RECORD_FILE, TELEMETRY_FILE, Cell, Run
 
+ENOUGH_TO_RANK = 10  # timed steps
 # Of a config: how it was measured and by which vramlab, not what was measured.
 _APART = ("measure", "target", "sources")
 
@@ -40,7 +42,7 @@ def _row(run: Run, cell: Cell, record: RunRecord) -> Result:
         seed=_whole((config.get("training") or {}).get("seed")), options=dict(config.get("options") or {}),
         outcome=str(record.outcome), reason=text(record.reason, "reason"), truth=str(record.truth),
         machine_hash=text((environment.get("system") or {}).get("host_hash"), "environment.system.host_hash", 64),
-        telemetry_sha256=text(record.files.get(TELEMETRY_FILE), "files", 64), samples_sha256=_samples_hash(record),
+        telemetry_sha256=_telemetry_hash(cell, record), samples_sha256=_samples_hash(record),
         samples=len(record.measured.get("step_seconds") or ()), **_metrics(record),
     )
     row.comparison_key = _hashed([_comparable(config), row.kind, row.device, row.is_simulated])
@@ -122,10 +124,27 @@ def _metrics(record: RunRecord) -> dict[str, Any]:
     }
 
 
+def _telemetry_hash(cell: Cell, record: RunRecord) -> str:
+    """Of the samples as text: packed anew they are the same. "" without telemetry."""
+    if TELEMETRY_FILE not in record.files:
+        return ""
+    return hashlib.sha256(gunzip((cell.folder / TELEMETRY_FILE).read_bytes(), TELEMETRY_FILE, may_be_cut=True)).hexdigest()
+
+
 def _samples_hash(record: RunRecord) -> str:
-    """Of the timed steps: no two measurements have the same ones. "" of fewer than two."""
-    samples = record.measured.get("step_seconds") or []
+    """Of the timed steps: no two measurements have the same ones. "" of fewer than two.
+
+    Of enough pairs it is of the order in which they rank: copies whose times were stretched or changed a little are the same still, and two
+    measurements of ten pairs rank alike once in (10!)^2 times.
+    """
+    samples, baseline = record.measured.get("step_seconds") or [], record.measured.get("baseline_step_seconds") or []
+    if len(samples) >= ENOUGH_TO_RANK <= len(baseline):
+        return _hashed([_order(samples), _order(baseline)])
     return _hashed([samples, record.measured.get("baseline_step_seconds")]) if len(samples) > 1 else ""
+
+
+def _order(samples: list[float]) -> list[int]:
+    return sorted(range(len(samples)), key=samples.__getitem__)
 
 
 def _less_one(ratio: Any) -> float | None:

@@ -201,8 +201,8 @@ class Result(Base):
     moved_bytes: Mapped[int | None]
 
     machine_hash: Mapped[str] = mapped_column(String(HASH), default="")  # "" where the record names none
-    telemetry_sha256: Mapped[str] = mapped_column(String(HASH), default="", index=True)  # "" without telemetry
-    samples_sha256: Mapped[str] = mapped_column(String(HASH), default="", index=True)  # of the timed steps; equal ones were copied
+    telemetry_sha256: Mapped[str] = mapped_column(String(HASH), default="", index=True)  # of its text; "" without telemetry
+    samples_sha256: Mapped[str] = mapped_column(String(HASH), default="", index=True)  # of how the timed steps rank; equal ones are copies
     comparison_key: Mapped[str] = mapped_column(String(HASH), index=True)  # equal: the same cell on the same model of device
     standing_key: Mapped[str] = mapped_column(String(HASH))  # equal: one group of the leaderboard
 
