@@ -49,6 +49,16 @@ def test_a_wrong_command_would_be_seen(line):
     assert fault(line)
 
 
+def test_tokens_are_kept_from_others_and_from_each_other():
+    """Whatever writes a token follows `umask 077` in its block; chairs show their own; no token goes to a plain address."""
+    blocks = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    writing = [block for block in blocks if re.search(r"token create .* > ", block)]
+    assert len(writing) == 2 and all(block.startswith("umask 077\n") for block in writing)
+    flagging = [line for line in BLOCKS.splitlines() if re.search(r"/(flag|clear)$", line)]
+    assert len(flagging) == 2 and all("$CHAIRS_TOKEN" in line and "$VRAMLAB_TOKEN" not in line for line in flagging)
+    assert not [line for line in BLOCKS.splitlines() if "http://" in line]
+
+
 def test_every_setting_is_one_with_the_default_that_is_told():
     told = re.findall(rf"`{PREFIX}(\w+)`", TEXT)
     fields = Settings.__dataclass_fields__
@@ -64,7 +74,7 @@ def test_every_setting_is_one_with_the_default_that_is_told():
 
 
 def test_every_address_is_one(tmp_path):
-    told = set(re.findall(r"http://127\.0\.0\.1:8080(/[\w/.-]+)", TEXT) + re.findall(r"`(/[\w.]+)`", TEXT))
+    told = set(re.findall(r"https://ae\.example\.org(/[\w/.-]+)", TEXT) + re.findall(r"`(/[\w.]+)`", TEXT))
     assert {"/feed.atom", "/api", "/api/v1/bundles/BUNDLE/flag"} <= told
     app = create_app(Settings(data_dir=tmp_path))
     of_api = {path for path in told if path.startswith("/api/")}
