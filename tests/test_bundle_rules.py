@@ -352,7 +352,13 @@ def test_packed_files_are_bounded_together_and_samples_in_number(members, tmp_pa
     folder = forge(members, tmp_path, KEY)
     assert check(folder).is_accepted and errors(check(folder, Limits(all_unpacked_bytes=20_000))) == {"zip-bomb"}
     many = with_json(members, record_of_method(members, "checkpoint"), setting("measured.step_seconds", [1.0] * 100_000))
-    assert errors(check(forge(many, tmp_path / "many", KEY))) == {"schema"}
+    assert errors(check(forge(many, tmp_path / "many", KEY))) == {"schema", "timed-steps"}
+
+
+def test_timed_steps_are_bounded_over_all_cells(genuine):
+    """Two measured cells have ten pairs each, and a baseline ten of each side: sixty. One fewer allowed refuses."""
+    assert check(genuine, Limits(timed_steps=60)).is_accepted
+    assert errors(check(genuine, Limits(timed_steps=59))) == {"timed-steps"}
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": NaN}', "[" * 5000, "[]", "nothing", "",

@@ -23,6 +23,9 @@ from vramlab.telemetry import Telemetry, parse_telemetry
 _OF_A_STRANGER = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
 
+KEPT_TELEMETRY_BYTES = 2**24  # of text: seven rules ask for it, and in Python's numbers it is some ten times as much
+
+
 def tape_name(sha256: str) -> str:
     """Where a bundle keeps a tape."""
     return f"tapes/{sha256}.json.gz"
@@ -36,6 +39,7 @@ class Contents:
         self._unpacked: dict[str, int] = {}  # name -> bytes of the .gz files that were read
         self._tapes: dict[str, Tape] = {}
         self._schedules: dict[str, Schedule] = {}
+        self._telemetry: dict[str, Telemetry] = {}
 
     @cached_property
     def files(self) -> Mapping[str, int]:
@@ -115,7 +119,15 @@ class Contents:
 
     def telemetry(self, cell_id: str) -> Telemetry:
         """A cell's telemetry, which may be cut off. BundleRefused (telemetry) where it is none."""
+        if cell_id in self._telemetry:
+            return self._telemetry[cell_id]
         name = f"cells/{cell_id}/{TELEMETRY_FILE}"
+        found = self._read_telemetry(name)
+        if sum(self._unpacked[f"cells/{cell}/{TELEMETRY_FILE}"] for cell in (*self._telemetry, cell_id)) <= KEPT_TELEMETRY_BYTES:
+            self._telemetry[cell_id] = found
+        return found
+
+    def _read_telemetry(self, name: str) -> Telemetry:
         text = self.unpacked(name, may_be_cut=True)
         try:
             found = parse_telemetry(text[:text.rfind(b"\n") + 1], name)

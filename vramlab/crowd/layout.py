@@ -40,6 +40,7 @@ class Limits:
     total_bytes: int = 2**27  # all files as they lie in the bundle
     unpacked_bytes: int = 2**26  # of one .gz file
     all_unpacked_bytes: int = 2**28  # of all .gz files
+    timed_steps: int = 100_000  # of all cells and baselines: each is drawn 10,000 times, for its interval
     ratio: float = 200.0  # unpacked over packed bytes; what deflate can do is 1032
 
 

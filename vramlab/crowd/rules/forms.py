@@ -29,6 +29,28 @@ def _schema(e: Examination) -> Iterator[Fault]:
             yield from _faults(e, name, form)
 
 
+@rule(Round.FORM, "timed-steps", "no more timed steps in all than intervals can be drawn from anew in half a minute")
+def _timed(e: Examination) -> Iterator[Fault]:
+    steps = 0
+    for name in (name for name in sorted(e.contents.files) if _form_of(name) in (Record, Baseline)):
+        steps += sum(_numbers_in(e.contents.json(name)))
+        e.count()
+    if steps > e.contents.limits.timed_steps:
+        yield "", f"{steps:,} timed steps; at most {e.contents.limits.timed_steps:,} are taken"
+
+
+def _numbers_in(body: Any) -> Iterator[int]:
+    """Of every list under a name of seconds in a file, whatever else it is, how many there are."""
+    below = [body]
+    while below:
+        value = below.pop()
+        if isinstance(value, dict):
+            yield from (len(inner) for key, inner in value.items() if isinstance(inner, list) and key.endswith("seconds"))
+            below += value.values()
+        elif isinstance(value, list):
+            below += (inner for inner in value if isinstance(inner, dict | list))
+
+
 def _form_of(name: str) -> type[BaseModel] | None:
     if name.endswith("/record.json"):
         return Record
