@@ -22,6 +22,8 @@ from vramlab.crowd.client import Server, read_tokens
 from vramlab.crowd.signing import make_key
 from vramlab.errors import EnvironmentUnable, SubmissionRefused, WorkflowError
 from vramlab.record import RunRecord
+from vramlab.report.cells_csv import write_cells
+from vramlab.runs import report_folder
 
 URL = "http://localhost"
 KEY = make_key()
@@ -101,28 +103,28 @@ def test_what_comes_down_is_read_by_report_and_compare(collection, tmp_path, cap
     assert main(["compare", "run", one, two, "--output-dir", str(tmp_path / "crowd"), "--threshold", "9"]) == 0
     assert "cells compared" in capsys.readouterr().out
     assert main(["report", "run", one, "--output-dir", str(tmp_path / "crowd")]) == 0
-    page = (tmp_path / "crowd" / "genuine" / f"{one}.report" / "report.html").read_text()
-    assert "A run whose numbers agree" in page
+    # The report lies beside the bundle, which stays what its manifest names; its links lead into it.
+    bundle = tmp_path / "crowd" / "genuine" / one
+    place = bundle.with_name(f"{one}.report")
+    page = re.sub(r"<script.*?</script>", "", (place / "report.html").read_text(), flags=re.DOTALL)
+    here = {link for link in re.findall(r'href="([^"#][^"]*)"', page) if "://" not in link and not link.startswith("data:")}
+    assert "A run whose numbers agree" in page and f"../{one}/run.json" in here
+    assert len(here) > 4 and all((place / link).is_file() for link in here)
+    assert main(["check", "bundle", str(tmp_path / "crowd")]) == 0
+    (bundle / "report.html").write_text("negative control")
+    assert main(["check", "bundle", str(tmp_path / "crowd")]) == 4
 
 
-def test_a_bundle_stays_one_whatever_is_made_of_it(tmp_path, capsys, monkeypatch):
-    """Reports lie beside a bundle, their links lead into it, and the checker accepts it as before; so from inside its folder."""
+def test_nothing_is_written_into_a_bundle(tmp_path, capsys, monkeypatch):
+    """Whatever is made of a run has a place beside it, from inside its folder too; a crate has none, and is refused in a sentence."""
     bundle = genuine_bundle(tmp_path, seed=3, key=KEY)
     place, before = bundle.with_name(f"{bundle.name}.report"), members_of(bundle)
-    assert main(["report", "run", str(bundle), "--csv", "--latex", "--pdf"]) == 0
-    told = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert {path.parent for path in told} == {place} and {path.name for path in told} == {p.name for p in place.iterdir()}
-    links = re.findall(r'href="([^"#][^"]*)"', (place / "report.html").read_text())
-    here = {link for link in links if "://" not in link and not link.startswith("data:")}
-    assert f"../{bundle.name}/run.json" in here and len(here) > 4 and all((place / link).is_file() for link in here)
     monkeypatch.chdir(bundle)
-    assert main(["report", "run", "."]) == 0 and main(["check", "bundle", str(tmp_path)]) == 0
-    assert members_of(bundle) == before and check(bundle).is_accepted
-    assert main(["report", "run", str(bundle), "--format", "ro-crate"]) == 2
+    assert report_folder(bundle) == place and report_folder(Path(".")).resolve() == place and report_folder(tmp_path) == tmp_path
+    assert {path.parent.resolve() for path in (*write_cells(bundle), *write_cells(Path(".")))} == {place}
+    assert main(["report", "run", ".", "--format", "ro-crate"]) == 2
     assert "make the crate in a copy of the folder without manifest.json" in capsys.readouterr().err
-    assert members_of(bundle) == before
-    (bundle / "report.html").write_text("negative control")
-    assert not check(bundle).is_accepted
+    assert members_of(bundle) == before and check(bundle).is_accepted
 
 
 # --- lines that break -----------------------------------------------------------------------------------------------------
@@ -302,7 +304,7 @@ def test_what_strangers_write_does_not_drive_the_terminal(tmp_path, capsys):
     assert "\\x1b[2J" in out and not set("\x1b\x9b\u202e") & set(out)
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(302, headers={"location": "http://x/\x1b]0;title\x07"})
+        return httpx.Response(400, json={"error": "no \x1b]0;title\x07", "findings": []})
 
     with pytest.raises(EnvironmentUnable) as error:
         list(Server(URL, transport=httpx.MockTransport(answer)).pull(tmp_path / "pulled"))

@@ -240,8 +240,9 @@ def test_a_doubt_is_not_cleared_by_sending_the_same_again(lite, tmp_path):
     """Grown by a cell, after a bundle that supersedes the flagged one, after it was withdrawn; nor by an organiser in their own cause."""
     from crowd_made import run_of
 
-    def send(name: str, *records, supersedes: str | None = None) -> dict:
-        bundle = pack_run(run_of(tmp_path / name / "run", records), key=lite.keys["ada"], supersedes=supersedes)
+    def send(name: str, *records, number: int = 1, supersedes: str | None = None) -> dict:
+        """`number` is the telemetry's; its first cell is the doubted one's own where it is 1."""
+        bundle = pack_run(run_of(tmp_path / name / "run", records, number), key=lite.keys["ada"], supersedes=supersedes)
         bundle.write(tmp_path / name)
         return lite.post("ada", archive.pack(bundle.place(tmp_path / name))).json()
 
@@ -251,12 +252,12 @@ def test_a_doubt_is_not_cleared_by_sending_the_same_again(lite, tmp_path):
     lite.say("olga", f"bundles/{first['bundle']}/flag", reason="odd")
     grown = send("grown", doubted, others[0])
     assert (grown["state"], [f["rule"] for f in grown["findings"]]) == ("flagged", ["doubted-before"])
-    assert send("corrected", others[1], supersedes=first["bundle"])["state"] == "checked"
+    assert send("corrected", others[1], number=2, supersedes=first["bundle"])["state"] == "checked"
     assert lite.get(f"bundles/{first['bundle']}")["state"] == "superseded"
     lite.say("ada", f"bundles/{grown['bundle']}/withdraw", reason="another way")
     assert send("again", doubted, others[2])["state"] == "flagged"
     assert "flagged" not in {r["state"] for r in lite.get("results")["results"]} and len(lite.get("results")["results"]) == 1
-    assert send("another", others[3])["state"] == "checked", "a record that nobody doubted"
+    assert send("another", others[3], number=3)["state"] == "checked", "a record that nobody doubted"
 
 
 def test_nobody_takes_back_a_flag_of_their_own_bundle(lite):
