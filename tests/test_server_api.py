@@ -351,6 +351,7 @@ def test_the_key_is_the_servers_own_and_stays(tmp_path):
     with served(tmp_path) as server:
         first = server.get("rules")["key"]
         assert {p.stat().st_mode & 0o777 for p in (server.settings.data_dir / "keys").iterdir()} == {0o600}
+        assert server.settings.data_dir.stat().st_mode & 0o777 == 0o700, "the database lies in it"
     from crowd_made import TestClient, create_app
 
     with TestClient(create_app(server.settings)) as again:

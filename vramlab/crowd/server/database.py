@@ -87,7 +87,7 @@ def make_engine(settings: Settings) -> Engine:
         options = {"connect_timeout": 5, "options": "-c statement_timeout=30000 -c lock_timeout=20000", "application_name": "vramlab"}
         return create_engine(settings.url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=20, pool_pre_ping=True,
                              connect_args=options)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     engine = create_engine(settings.url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=20, connect_args={"timeout": BUSY_SECONDS})
     journal = "DELETE" if file_system(settings.data_dir) in _SHARED_FILE_SYSTEMS else "WAL"
     event.listen(engine, "connect", lambda connection, _: _set_up_sqlite(connection, journal))

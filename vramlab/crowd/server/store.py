@@ -24,11 +24,11 @@ class Store:
     """The archives of one server."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.bundles, self.incoming = data_dir / "bundles", data_dir / "incoming"
+        self.data_dir, self.bundles, self.incoming = data_dir, data_dir / "bundles", data_dir / "incoming"
 
     def prepare(self) -> None:
         """Make the folders and sweep what a killed server left behind."""
-        for folder in (self.bundles, self.incoming):
+        for folder in (self.data_dir, self.bundles, self.incoming):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self.incoming.iterdir():
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
