@@ -333,6 +333,9 @@ def test_telemetry_that_was_copied_or_cut_or_is_none_is_told(members, tmp_path):
     ours, theirs = (packed_file(members, record_of_method(members, m), "telemetry.csv.gz") for m in ("checkpoint", "eager"))
     copied = renamed(members, ours, members[theirs])
     assert "copied-telemetry" in errors(check(forge(copied, tmp_path / "a", KEY)))
+    packed_anew = gzip.compress(gzip.decompress(members[theirs]), 1, mtime=1)
+    assert packed_anew != members[theirs]
+    assert "copied-telemetry" in errors(check(forge(renamed(members, ours, packed_anew), tmp_path / "anew", KEY)))
     assert "telemetry" in errors(check(forge(renamed(members, ours, gzip.compress(b"a,b\n1,2\n")), tmp_path / "b", KEY)))
     backwards = gzip.decompress(members[ours]).replace(b"\n29.800,", b"\n1.000,")
     assert "telemetry" in errors(check(forge(renamed(members, ours, gzip.compress(backwards)), tmp_path / "c", KEY)))

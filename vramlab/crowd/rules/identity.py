@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from vramlab.crowd.contents import tape_name
@@ -83,9 +84,10 @@ def _record_files(e: Examination) -> Iterator[Fault]:
 def _copied(e: Examination) -> Iterator[Fault]:
     seen: dict[str, str] = {}
     for name, record in e.contents.records.items():
-        sha256 = record.files.get(TELEMETRY_FILE)
-        if sha256 is not None:
+        place = f"{name.rpartition('/')[0]}/{TELEMETRY_FILE}"
+        if TELEMETRY_FILE in record.files and place in e.contents.files:
             e.count()
+            sha256 = hashlib.sha256(e.contents.unpacked(place, may_be_cut=True)).hexdigest()  # packed anew it is the same
             if sha256 in seen:
                 yield f"{name}:files.{TELEMETRY_FILE}", f"is that of {seen[sha256]}: samples of one cell were copied to another"
             seen.setdefault(sha256, name)
