@@ -6,8 +6,11 @@ from one process to the next. All of them build the workload anew from the confi
 
 from __future__ import annotations
 
+import io
+import json
 import time
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,10 +21,12 @@ import torch
 
 from vramlab.algorithms import Named, named_variants, names_of, under_variants
 from vramlab.at_peak import live_at_peak
+from vramlab.bounds import step_seconds_bound
 from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
-from vramlab.collection import Library, Method, Model
+from vramlab.collection import Library, Method, Model, Tiling
 from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
+from vramlab.data import Batch
 from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed_profile
 from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
 from vramlab.execute import Executor
@@ -35,12 +40,13 @@ from vramlab.meter import measure_step_peak
 from vramlab.micro_batches import changes_semantics, scaled_passes
 from vramlab.micro_loss import divisors_of_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
+from vramlab.own_module import OwnModule, is_own
 from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, needs_of, parse_bytes, passes_of
 from vramlab.parallel import share_of, simulate_parallel
 from vramlab.predicted import least_step_seconds, predicted_of, swap_against_recompute
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_like, prepare_tape, prepared_for
-from vramlab.record import Outcome, Truth
+from vramlab.record import Outcome, Truth, write_atomically
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Role, Tape
@@ -65,8 +71,10 @@ class _Cell:
 
     @classmethod
     def of(cls, spec: Spec) -> _Cell:
-        library = Library(spec["collections"])
-        return cls(spec["config"], library.model(spec["config"]["model"]), library.method(spec["config"]["method"]))
+        config, library = spec["config"], Library(spec["collections"])
+        if is_own(config["model"]):
+            return _OwnCell(config, None, library.method(config["method"]), OwnModule(config["model"]))
+        return cls(config, library.model(config["model"]), library.method(config["method"]))
 
     @property
     def is_native(self) -> bool:
@@ -137,14 +145,19 @@ class _Cell:
     def tiled(self, batch_size: int) -> Tape | None:
         """The tape without costs of a simulated cell whose card says that its blocks repeat: three shallow captures, the third of which
         proves the rule. None where the step is captured as it is. Raises NotRepetitive where the card is wrong."""
-        for option in self.model.card.tiles:
+        for option in self.tiles:
             if steps := self.steps_to_tile(option):
                 return self.tiling(option, batch_size).at(steps)
         return None
 
+    @property
+    def tiles(self) -> Mapping[str, Tiling]:
+        """Options of the model by which its blocks repeat."""
+        return self.model.card.tiles
+
     def steps_to_tile(self, option: str) -> int:
         """How many steps of an option's blocks lie between the shallowest capture and this cell; 0 where it is captured as it is."""
-        where = self.model.card.tiles.get(option)
+        where = self.tiles.get(option)
         if where is None or not self.is_simulated:
             return 0
         steps, rest = divmod(self.config["model_options"][option] - where.start, where.step)
@@ -152,7 +165,7 @@ class _Cell:
 
     def tiling(self, option: str, batch_size: int) -> TapeTiling:
         """The steps at every value of an option by which blocks repeat."""
-        where = self.model.card.tiles[option]
+        where = self.tiles[option]
         values = [where.start + i * where.step for i in range(_CAPTURES)]
         shallow = [replace(self, config={**self.config, "model_options": {**self.config["model_options"], option: v}}) for v in values]
         first, second, third = (c.captured(c.workload(batch_size), batch_size).tape for c in shallow)
@@ -172,8 +185,15 @@ class _Cell:
 
     def captured_at(self, step: TrainingStep, batch_size: int) -> Captured:
         """The tape of a batch of another size."""
-        batch = example_batch(self.model, {**self.config, "batch_size": batch_size})
-        return self.captured(replace(step, batch=batch), batch_size)
+        return self.captured(replace(step, batch=self.batch(batch_size)), batch_size)
+
+    def needs_step(self, planner: Planner) -> bool:
+        """Is the eager step asked for, beside its tapes?"""
+        return True
+
+    def batch(self, batch_size: int) -> Batch:
+        """An example of so many samples."""
+        return example_batch(self.model, {**self.config, "batch_size": batch_size})
 
     def passes(self, planner: Planner, step: TrainingStep, budget: Budget, whole: Tape, profile: DeviceProfile,
                at: Callable[[int], Tape] | None = None) -> tuple[int, ...]:
@@ -189,6 +209,39 @@ class _Cell:
             return whole if n == whole.batch_size else _with_costs(self, self.captured_at(step, n).tape, profile, step)
 
         return passes_of(planner, at, whole.batch_size, budget, None if self.is_simulated else measured)
+
+
+@dataclass(frozen=True)
+class _OwnCell(_Cell):
+    """A simulated cell of a user's own module, which has no card. Tapes lie in `config["tapes"]`, a folder that the asker throws away."""
+
+    own: OwnModule
+
+    @property
+    def tiles(self) -> Mapping[str, Tiling]:
+        """None: nothing says that blocks repeat."""
+        return {}
+
+    def needs_step(self, planner: Planner) -> bool:
+        """Only who cuts the batch needs more than tapes; building a user's model takes as long as it takes."""
+        return isinstance(planner, SubBatchPlanner)
+
+    def workload(self, batch_size: int | None = None) -> TrainingStep:
+        """The step; its batch is of the cell's size."""
+        return replace(self.own.step(2), batch=self.batch(batch_size or self.config["batch_size"]))
+
+    def captured(self, step: TrainingStep | None, batch_size: int) -> Captured:
+        """The tape without costs, from the folder where it is there."""
+        key = {"own": self.own.name, "batch_size": batch_size}
+        return cached_capture(key, lambda: self.own.captured(batch_size), Path(self.config["tapes"]))
+
+    def captured_at(self, step: TrainingStep | None, batch_size: int) -> Captured:
+        """The tape of a batch of another size; no step is needed for it."""
+        return self.captured(step, batch_size)
+
+    def batch(self, batch_size: int) -> Batch:
+        """An example of so many samples."""
+        return self.own.batch(batch_size)
 
 
 def _why_whole(planner: Planner, step: TrainingStep | None) -> str:
@@ -345,7 +398,7 @@ def _planned_share(cell: _Cell, planner: Planner, step: TrainingStep | None, pro
                    devices: int) -> CheckedSchedule:
     """The plan of one of several devices: its share of the batch within the same budget."""
     share = share_of(cell.config["batch_size"], devices)
-    part = step and replace(step, batch=example_batch(cell.model, {**cell.config, "batch_size": share}))
+    part = step and replace(step, batch=cell.batch(share))
     bare = cell.captured(part, share).tape if part else cell.tiled(share)
     prepared = cell.prepared(bare)
     tape = _with_costs(cell, bare if prepared is None else prepared.tape, profile, part)
@@ -687,7 +740,9 @@ def largest_by_simulation(spec: Spec, folder: str) -> dict[str, Any]:
 class _SimulatedSearch:
     """The trials of one cell. A tape comes from a family of captures over the batch, or is tiled where the option adds equal blocks."""
 
-    def __init__(self, cell: _Cell, by_family: bool = True) -> None:
+    def __init__(self, cell: _Cell, by_family: bool = True, proof_size: int = PROOF_SIZE,
+                 keep: Callable[[list[dict[str, Any]]], None] | None = None) -> None:
+        self._keep = keep  # gets all trials after each
         self.cell, self.over, self.profile, self.planner = cell, cell.config["search"]["over"], cell.profile(), cell.planner()
         self.budget = Budget(device_bytes=searched_bytes(cell.config["budget"], self.profile.memory_bytes), wants_smallest=False)
         self.trials: dict[int, dict[str, Any]] = {}
@@ -695,17 +750,19 @@ class _SimulatedSearch:
         self.why_whole = ""
         self._steps: dict[str, TrainingStep] = {}
         self._tilings = cache(cell.tiling)
-        self.at = tapes_by_size(self.captured, PROOF_SIZE) if by_family and self.over == BATCH else self.captured
+        self.at = tapes_by_size(self.captured, proof_size) if by_family and self.over == BATCH else self.captured
 
-    def find(self) -> Found:
-        """By trials."""
-        return find_largest(self.fits, values_of(self.cell.config["search"]))
+    def find(self, first: int | None = None) -> Found:
+        """By trials, from the first on."""
+        return find_largest(self.fits, values_of(self.cell.config["search"]), first=first)
 
     def fits(self, value: int) -> bool:
         """One trial: is there a plan within the memory?"""
         if value not in self.trials:
             self.trials[value] = self._trial(value)
             print(f"{self.over} {value}: {'fits' if self.trials[value]['fits'] else 'does not fit'}", flush=True)
+            if self._keep:
+                self._keep(list(self.trials.values()))
         return self.trials[value]["fits"]
 
     def is_true_at(self, value: int) -> bool:
@@ -724,11 +781,11 @@ class _SimulatedSearch:
         cell, batch_size = self.cell.with_value(value), self.cell.batch_size_at(value)
         if steps := cell.steps_to_tile(self.over):
             return self._tilings(self.over, batch_size).at(steps)
-        return cell.tiled(batch_size) or cell.captured_at(self._step(cell), batch_size).tape
+        return cell.tiled(batch_size) or cell.captured_at(self.step(cell), batch_size).tape
 
-    def _step(self, cell: _Cell) -> TrainingStep | None:
+    def step(self, cell: _Cell) -> TrainingStep | None:
         """What is captured, None where tapes are tiled. Batches of all sizes share one model."""
-        if any(map(cell.steps_to_tile, cell.model.card.tiles)):
+        if any(map(cell.steps_to_tile, cell.tiles)) or not cell.needs_step(self.planner):
             return None
         key = repr(cell.config["model_options"])
         if key not in self._steps:
@@ -737,8 +794,8 @@ class _SimulatedSearch:
 
     def _trial(self, value: int) -> dict[str, Any]:
         cell, batch_size = self.cell.with_value(value), self.cell.batch_size_at(value)
-        step = self._step(cell)
-        step = step and replace(step, batch=example_batch(cell.model, cell.config))
+        step = self.step(cell)
+        step = step and replace(step, batch=cell.batch(batch_size))
         self.why_whole = self.why_whole or _why_whole(self.planner, step)
         at = self.at if self.over == BATCH else None
         try:
@@ -753,6 +810,48 @@ class _SimulatedSearch:
             self.at_limit = value, live_at_peak(checked).to_json()
         return trial(value, Outcome.OK, "", peak_bytes=metrics.peak_bytes, samples=batch_size, step_seconds=metrics.step_seconds,
                      compute_seconds=metrics.compute_seconds, seconds_cap=seconds_cap(checked.tape, cell.config["search"]["slowdown"]))
+
+
+def survey(spec: Spec) -> dict[str, Any]:
+    """What `vramlab.advice` asks before it asks methods: the captures, which are kept for them, and the step's own figures, simulated.
+
+    `is_affine`: two captures give the step at every batch size, as a third at this one has proved; else each size takes a capture.
+    """
+    cell = _Cell.of(spec)
+    with redirect_stdout(io.StringIO()):  # of a user's own module, too
+        search = _search_for_advice(replace(cell, config={**cell.config, "budget": "auto"}))  # a share is of a peak not known yet
+        tape = search.at(cell.config["batch_size"])
+    plain = _with_costs(cell, tape, search.profile, None)
+    eager = simulated_eager_peak(plain)
+    asked = cell.config["budget"]
+    budget = search.profile.memory_bytes if asked in (None, "auto") else resolve_budget(asked, eager, plain).device_bytes
+    return {"ops": len(plain.ops), "memory_bytes": search.profile.memory_bytes, "budget_bytes": budget, "eager_peak_bytes": eager,
+            "eager_step_seconds": sum(op.seconds for op in plain.ops), "least_peak_bytes": lower_bound_bytes(plain),
+            "least_step_seconds": step_seconds_bound(plain, search.profile, budget) if budget >= lower_bound_bytes(plain) else None,
+            "is_affine": search.at != search.captured}
+
+
+def advise(spec: Spec, folder: str) -> None:
+    """A method's plan for a simulated step, then its largest batch: plan.json, and trials.json anew after each trial, so that who waits no
+    longer has what is known by then; found.json at the end."""
+    cell, out = _Cell.of(spec), Path(folder)
+
+    def keep(name: str, body: Any) -> None:
+        write_atomically(out / name, json.dumps(body, allow_nan=False) + "\n")
+
+    batch_size = cell.config["batch_size"]
+    with redirect_stdout(io.StringIO()):
+        search = _search_for_advice(cell, partial(keep, "trials.json"))
+        step = search.step(cell)
+        whole = _Whole(search.at(batch_size), step and replace(step, batch=cell.batch(batch_size)), 0.0)
+        keep("plan.json", _facts_of(cell, whole, out, None))
+        found = search.find(first=batch_size)
+    keep("found.json", {"largest": found.largest, "hit_upper_end": found.hit_upper_end})
+
+
+def _search_for_advice(cell: _Cell, keep: Callable[[list[dict[str, Any]]], None] | None = None) -> _SimulatedSearch:
+    """The family of tapes is proved at the batch that is asked about."""
+    return _SimulatedSearch(cell, proof_size=cell.config["batch_size"] if cell.config["batch_size"] > 3 else PROOF_SIZE, keep=keep)
 
 
 def searched_bytes(budget: str | None, memory_bytes: int) -> int:

@@ -219,7 +219,7 @@ class TrainStep:
     def _plan(self, inputs: list[Any], structure: TreeSpec) -> _Planned:
         if _device_of(self._model) != self._device:
             raise Unsupported(f"the parameters were on {self._device} and are on {_device_of(self._model)} now; make a new train_step")
-        loss_fn = _over_inputs(self._loss_fn, structure)
+        loss_fn = over_inputs(self._loss_fn, structure)
         with_gradient = frozenset(_with_gradient(self._model, inputs))
         _logger.info("capturing the step and measuring its ops on %s ...", self._device)
         started = time.perf_counter()
@@ -292,7 +292,7 @@ class TrainStep:
             planned.truth_reason = "eager does not fit in this machine's memory"
             return planned.executor(*inputs).loss
 
-        loss_fn = _over_inputs(self._loss_fn, structure)
+        loss_fn = over_inputs(self._loss_fn, structure)
         if sizes:
             self._measure_distance(planned, loss_fn, inputs)
 
@@ -325,15 +325,15 @@ class TrainStep:
 
 
 # --- batches ------------------------------------------------------------------------------------------------------------------
-def _over_inputs(loss_fn: LossFn, structure: TreeSpec) -> LossFn:
+def over_inputs(loss_fn: LossFn, structure: TreeSpec) -> LossFn:
     """The same loss over the flat inputs of a batch that nests them."""
     if all(part.is_leaf() for part in structure.children()):
         return loss_fn
 
-    def over_inputs(model: torch.nn.Module, *inputs: Any) -> torch.Tensor:
+    def over_flat_inputs(model: torch.nn.Module, *inputs: Any) -> torch.Tensor:
         return loss_fn(model, *tree_unflatten(inputs, structure))
 
-    return over_inputs
+    return over_flat_inputs
 
 
 def _with_gradient(model: torch.nn.Module, inputs: Sequence[Any]) -> Iterator[str]:

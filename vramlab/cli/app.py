@@ -170,6 +170,30 @@ def plan_step(
                                    save_schedule, as_json=as_json))
 
 
+@app.command("advise")
+def advise(
+    model: Annotated[str, typer.Option("--model", metavar="NAME|MODULE:FUNCTION", help="A model, or a function of yours that takes a batch "
+                                       "size and returns model, loss_fn, example and, if you like, optimizer.")],
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)],
+    overrides: Overrides = None,
+    device: Annotated[str | None, typer.Option(
+        "--device", metavar="sim:NAME", help="Without it sim:v100-32gb is assumed, and said.", show_default=False)] = None,
+    budget: Annotated[str | None, typer.Option("--budget", metavar="24GiB|60%", help="All of the device's memory without it.")] = None,
+    methods: Annotated[str | None, typer.Option("--methods", metavar="M[,M]", help="Ask these alone.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="The most that one method may take.")] = 60.0,
+    collection: Collections = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which methods fit a training step on a device, how fast they are there, up to what batch, and how to run the best. All of it is
+    simulated. KEY=VALUE sets any key, as for `plan step`.
+
+    Exit code 1 when no method fits.
+    """
+    from vramlab.cli.advise import print_advice
+
+    raise typer.Exit(print_advice(model, batch, device, budget, methods, seconds, overrides or [], collection or [], as_json=as_json))
+
+
 @_train.command("dqn")
 def train_dqn(
     model: Annotated[str, typer.Option("--model", metavar="NAME")],
