@@ -12,7 +12,7 @@ for its own backward beside x is `saved`. Storages that cannot be computed again
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -236,6 +236,12 @@ class ChainFacts:
         """How many stages."""
         return len(self.x_bytes)
 
+    @property
+    def most_bytes(self) -> int:
+        """What the chain holds at most when everything is kept."""
+        before = np.cumsum(self.saved_bytes) - self.saved_bytes
+        return int(max((before + self.keep_rise_bytes).max(), (before + self.gradient_bytes + self.backward_bytes).max(), 1))
+
 
 def chain_facts(tape: Tape, device: DeviceProfile, stages: tuple[Stage, ...]) -> ChainFacts:
     """Played on the tape twice: once keeping everything, once running each stage again in each way."""
@@ -290,3 +296,43 @@ def _behind(tape: Tape, stages: tuple[Stage, ...]) -> np.ndarray:
     nbytes = np.array([s.nbytes for s in tape.storages], np.int64)
     return np.array([nbytes[(made_at >= stage.forward_ops.stop) & (made_at < stage.backward_ops.start) & (last >= stage.backward_ops.start)
                             ].sum() for stage in stages], np.int64)
+
+
+# --- tables over memory in slots ------------------------------------------------------------------------------------------
+MOST_STAGES = 128  # neighbouring stages of longer chains are merged for such a table
+_MOST_RUNS = 20_000  # of ops, in the steps of all levels together: up to here each level is written and checked
+
+
+def in_slots(nbytes: np.ndarray, slot_bytes: int) -> np.ndarray:
+    """Rounded up."""
+    return -(-nbytes // slot_bytes)
+
+
+def levels_of(cost: np.ndarray) -> list[int]:
+    """Of the least cost at every number of slots: those at which it becomes lower, ascending, each a step that is worth looking at."""
+    return [m for m in range(len(cost)) if cost[m] < (cost[m - 1] if m else np.inf)]
+
+
+def highest_that_fits(levels: Sequence[int], fits: Callable[[int], bool], ops: int, lowest: int) -> tuple[int | None, Sequence[int]]:
+    """The highest level whose step fits; None where none does, with the levels that were looked at then.
+
+    Exact peaks need not rise with levels, whose sizes are rounded. Steps of few `ops` are all tried, from the highest down. Of others the
+    levels are bisected, as if they rose; where that meets none that fits, the `lowest` so many are tried.
+    """
+    if fits(levels[-1]):
+        return levels[-1], levels
+    looked_at = levels
+    if len(levels) * ops > _MOST_RUNS:
+        found = _bisected(levels, fits)
+        if found is not None:
+            return found, levels
+        looked_at = levels[:lowest]
+    return next((level for level in reversed(looked_at) if fits(level)), None), looked_at
+
+
+def _bisected(levels: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+    low, high = -1, len(levels) - 1  # levels[low] fits, or is none; levels[high] does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(levels[middle]) else (low, middle)
+    return None if low < 0 else levels[low]

@@ -23,20 +23,16 @@ from vramlab.planner import Budget
 from vramlab.rollout import infeasible
 from vramlab.schedule import Schedule
 from vramlab.simulate import simulate
-from vramlab.stages import ChainFacts, Stage, chain_facts, stages_of
+from vramlab.stages import MOST_STAGES, Stage, chain_facts, highest_that_fits, stages_of
 from vramlab.tape import Tape
 
 UID = "0e9be38e59c10aab"
 NEEDS = ("timings", "backward")
-# Neighbouring stages of longer chains are merged.
-MOST_STAGES = 128
 # Prices of a second of the link, in seconds of the device, between which one is searched, and in how many steps.
 PRICES = (0.003, 1.0)
 PRICE_STEPS = 4
 # A step stands still for more than this share of its time: too much moves.
 MOST_STALL = 0.01
-# Levels are looked at from the highest where that comes to at most this many runs of ops; else they are bisected.
-MOST_RUNS = 20_000
 # Of bisected levels, so many from the lowest are looked at before a price is given up.
 LOWEST = 4
 
@@ -69,7 +65,7 @@ class Pofo:
 
         stages = stages_of(tape, MOST_STAGES)
         facts = chain_facts(tape, device, stages)
-        again = Again(facts, self.slots + 2 * facts.count, -(-most_bytes(facts) // self.slots))
+        again = Again(facts, self.slots + 2 * facts.count, -(-facts.most_bytes // self.slots))
         seconds = link_seconds(tape, device, stages)
 
         def at(price: float) -> Attempt:
@@ -79,7 +75,7 @@ class Pofo:
                 schedule = written(tape, device, stages, sequence(again, first, slots), budget, UID)
                 return hoisted(check_schedule(tape, schedule), device, budget)
 
-            return _highest_that_fits(first.levels(), cache(write), budget, len(tape.ops))
+            return _attempt(first.levels(), cache(write), budget, len(tape.ops))
 
         yield np.inf, at(np.inf)
         free = at(0.0)
@@ -109,12 +105,6 @@ def stands_still(attempt: Attempt, device: DeviceProfile) -> bool:
     return metrics.stall_seconds > MOST_STALL * metrics.step_seconds
 
 
-def most_bytes(facts: ChainFacts) -> int:
-    """What the chain holds at most when everything is kept."""
-    before = np.cumsum(facts.saved_bytes) - facts.saved_bytes
-    return int(max((before + facts.keep_rise_bytes).max(), (before + facts.gradient_bytes + facts.backward_bytes).max(), 1))
-
-
 def link_seconds(tape: Tape, device: DeviceProfile, stages: Sequence[Stage]) -> tuple[np.ndarray, np.ndarray]:
     """Per stage, out and back: of x, and of all that it makes beside x and that its backward may need."""
     def both_ways(storages: Sequence[int]) -> float:
@@ -133,29 +123,12 @@ def priced(seconds: tuple[np.ndarray, np.ndarray], price: float):
     return Prices(*(np.full_like(column, np.inf) if np.isinf(price) else price * column for column in seconds))
 
 
-def _highest_that_fits(levels: Sequence[int], write: Callable[[int], CheckedSchedule], budget: Budget, ops: int) -> Attempt:
+def _attempt(levels: Sequence[int], write: Callable[[int], CheckedSchedule], budget: Budget, ops: int) -> Attempt:
     def fits(level: int) -> bool:
         return write(level).peak_bytes <= budget.device_bytes and write(level).peak_host_bytes <= budget.host_bytes
 
-    if fits(levels[-1]):
-        return Attempt(write(levels[-1]), True, [])
-    looked_at = levels
-    if len(levels) * ops > MOST_RUNS:
-        found = _bisected(levels, fits)
-        if found is not None:
-            return Attempt(write(found), False, [])
-        looked_at = levels[:LOWEST]
-    found = next((level for level in reversed(looked_at) if fits(level)), None)
-    return Attempt(None, False, [write(level) for level in looked_at]) if found is None else Attempt(write(found), False, [])
-
-
-def _bisected(levels: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The highest level that fits, as if peaks rose with the levels; None where the bisection meets none."""
-    low, high = -1, len(levels) - 1  # levels[low] fits, or is none; levels[high] does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(levels[middle]) else (low, middle)
-    return None if low < 0 else levels[low]
+    level, looked_at = highest_that_fits(levels, fits, ops, LOWEST)
+    return Attempt(None, False, [write(level) for level in looked_at]) if level is None else Attempt(write(level), level == levels[-1], [])
 
 
 def build(slots: int = 500) -> Pofo:

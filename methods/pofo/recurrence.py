@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vramlab.kernels import compiled
-from vramlab.stages import ChainFacts
+from vramlab.stages import ChainFacts, in_slots, levels_of
 
 INFEASIBLE, KEEP_ALL = -1, 0  # choices beside j, the stage that is checkpointed next
 INPUT, INSIDE = 1, 2  # what leaves, as bits
@@ -65,13 +65,7 @@ class First:
 
     def levels(self) -> list[int]:
         """The numbers of slots at which the chain becomes cheaper, ascending."""
-        whole = self.table[0]
-        return [m for m in range(len(whole)) if whole[m] < (whole[m - 1] if m else np.inf)]
-
-
-def in_slots(nbytes: np.ndarray, slot_bytes: int) -> np.ndarray:
-    """Rounded up."""
-    return -(-nbytes // slot_bytes)
+        return levels_of(self.table[0])
 
 
 @compiled

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from vramlab.kernels import compiled
-from vramlab.stages import ChainFacts
+from vramlab.stages import ChainFacts, in_slots, levels_of
 
 INFEASIBLE, KEEP_ALL = -1, 0  # choices beside j, the stage that is checkpointed next
 
@@ -35,13 +35,7 @@ class Recurrence:
 
     def levels(self) -> list[int]:
         """The numbers of slots at which the chain becomes faster, ascending: one for each schedule that is worth looking at."""
-        whole = self.table[0, self.last]
-        return [m for m in range(self.slots + 1) if whole[m] < (whole[m - 1] if m else np.inf)]
-
-
-def in_slots(nbytes: np.ndarray, slot_bytes: int) -> np.ndarray:
-    """Rounded up."""
-    return -(-nbytes // slot_bytes)
+        return levels_of(self.table[0, self.last])
 
 
 def _needs(facts: ChainFacts, slot_bytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,10 +9,10 @@ import numpy as np
 
 from vramlab.device import DeviceProfile
 from vramlab.schedule import Schedule
-from vramlab.stages import Stage, StagePlayer
+from vramlab.stages import Stage, StagePlayer, in_slots
 from vramlab.tape import Tape
 
-from .recurrence import KEEP_ALL, Recurrence, in_slots
+from .recurrence import KEEP_ALL, Recurrence
 
 
 class Operation(StrEnum):

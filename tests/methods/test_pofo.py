@@ -52,7 +52,7 @@ def test_the_row_equals_brute_force(stages, chains, bytes_apart):
     random, moved = Random(stages), 0
     for _ in range(chains):
         facts, at = random_chain(random, stages), prices(random, stages)
-        most = method.most_bytes(facts) + 2
+        most = facts.most_bytes + 2
         again = recurrence().Again(facts, most, 1)
         row, still = recurrence().First(again, at).table[0], recurrence().First(again, method.priced(at, np.inf)).table[0]
         for limit in range(most, 0, -bytes_apart):
@@ -68,7 +68,7 @@ def test_brute_force_sees_a_price_and_a_byte():
     """The test above would prove little if it could not fail."""
     random = Random(4)
     facts, at = random_chain(random, 4), prices(random, 4)
-    most = method.most_bytes(facts) + 2
+    most = facts.most_bytes + 2
     row = recurrence().First(recurrence().Again(facts, most, 1), at).table[0]
     for other, x, inside in ((facts, at.x + 0.5, at.inside + 0.5), (replace(facts, x_bytes=facts.x_bytes + 1), at.x, at.inside)):
         assert any(row[limit] != BruteForce(other, limit, x, inside).least() for limit in range(most, 0, -1))

@@ -46,7 +46,7 @@ def test_the_table_equals_brute_force(stages, chains, bytes_apart):
     random, finite = Random(stages), 0
     for _ in range(chains):
         facts = random_chain(random, stages)
-        most = method.most_bytes(facts) + 2
+        most = facts.most_bytes + 2
         table = part("recurrence").Recurrence(facts, most, 1)
         for limit in range(most, 0, -bytes_apart):
             assert table.seconds(limit) == BruteForce(facts, limit).least(), (facts, limit)
@@ -59,7 +59,7 @@ def test_the_table_equals_brute_force(stages, chains, bytes_apart):
 def test_brute_force_sees_a_byte_and_a_second():
     """The test above would prove little if it could not fail."""
     facts = random_chain(Random(4), 4)
-    most = method.most_bytes(facts) + 2
+    most = facts.most_bytes + 2
     table = part("recurrence").Recurrence(facts, most, 1)
     for field in ("saved_bytes", "x_bytes", "gradient_bytes", "again_drop_seconds", "backward_bytes", "again_last_seconds"):
         other = replace(facts, **{field: getattr(facts, field) + 1})
@@ -119,7 +119,7 @@ def test_the_steps_take_the_tables_time_and_no_more_than_its_bytes(toy):
     tape = TAPES[toy]()
     stages = stages_of(tape)
     facts = chain_facts(tape, DEVICE, stages)
-    table, sequences = part("recurrence").Recurrence(facts, method.most_bytes(facts) // 4 + 50, 4), part("sequence")
+    table, sequences = part("recurrence").Recurrence(facts, facts.most_bytes // 4 + 50, 4), part("sequence")
     for level in table.levels():
         steps = sequences.sequence(table, facts.x_bytes, facts.saved_bytes, 4, level)
         checked = check_schedule(tape, sequences.written(tape, DEVICE, stages, steps, METHOD.card.uid))
