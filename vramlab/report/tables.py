@@ -212,7 +212,7 @@ def measured_table(run: Run) -> Table:
 
 def simulated_table(run: Run) -> Table:
     """Training steps on devices that are not at hand."""
-    columns = ("peak", "of eager's", "step time", "time / eager's", "recomputing", "waiting for copies", "copied")
+    columns = ("peak", "of eager's", "step time", "time / eager's", "over the bound", "recomputing", "waiting for copies", "copied")
     table = Table("simulated", "Training steps, simulated", (("", (*IDENTITY, *STATE)), ("simulated", columns), ("", ("evidence",))))
     for cell in cells_of(run, "step", simulated=True):
         add_row(table, cell, len(columns), lambda record: _simulated(Numbers(table, record), record))
@@ -278,6 +278,7 @@ def _simulated(numbers: Numbers, record: RunRecord) -> list[Value]:
     share = 100 * peak / record.eager_peak_bytes if peak and record.eager_peak_bytes else None
     return [numbers.bytes(peak, "predicted.peak_bytes"),
             numbers.show(share, lambda v: f"{v:.1f} %", "eager_peak_bytes", "predicted.peak_bytes"), *_simulated_time(numbers, record),
+            numbers.show(over_bound(record), lambda v: f"{100 * v:.1f} %", "predicted.least_step_seconds"),
             *(numbers.seconds(predicted.get(key), f"predicted.{key}") for key in seconds),
             numbers.bytes(predicted.get("moved_bytes"), "predicted.moved_bytes")]
 
@@ -285,6 +286,12 @@ def _simulated(numbers: Numbers, record: RunRecord) -> list[Value]:
 def _simulated_time(numbers: Numbers, record: RunRecord) -> list[Value]:
     return [numbers.seconds(record.predicted.get("step_seconds"), "predicted.step_seconds"),
             numbers.show(simulated_ratio(record), lambda v: f"{v:.2f}", "predicted.eager_step_seconds")]
+
+
+def over_bound(record: RunRecord) -> float | None:
+    """How much longer the simulated step is than what no schedule of it within the budget is below: 0.1 is 10 %."""
+    step, least = record.predicted.get("step_seconds"), record.predicted.get("least_step_seconds")
+    return step / least - 1 if step and least else None
 
 
 def signed_bytes(nbytes: int) -> str:

@@ -27,7 +27,8 @@ __all__ = ["KINDS", "FigureSet", "Kind", "Looks", "ablation_figures", "accuracy_
 
 KINDS = (
     Kind(id="methods", title="Every method on every network", make=methods_figure,
-         how_to_read="Simulated step time over eager's on the same device with memory enough; the ratio axis is logarithmic."),
+         how_to_read="Simulated step time over eager's on the same device with memory enough; the ratio axis is logarithmic. The thin "
+                     "dashed line is what no schedule of the whole batch is below."),
     Kind(id="heat", title="Methods by models", make=heat_figures,
          how_to_read="Step time over eager's with memory enough, darker where slower. \u00d7: the method cannot keep the budget; a dash: "
                      "the cell does not count, and the tables say why."),
@@ -35,8 +36,9 @@ KINDS = (
          how_to_read="Peak: on or below the dashed line, the budget was kept. Step time: bars are intervals of the paired ratio, of "
                      "95 % from six pairs on, the band is eager against itself, the line at 1 is eager with memory enough; the ratio axis "
                      "is logarithmic, so that equal factors look equal. Crosses are budgets that a method could not keep, a wide line what "
-                     "it cannot reach, the hatched region what no schedule reaches. Simulated times are multiples of eager's simulated "
-                     "step, by the library's convolution algorithms and the whole batch at once."),
+                     "it cannot reach, the hatched region what no schedule reaches. The thin dashed line is what no schedule of the whole "
+                     "batch is below, *simulated*; the distance to it is what a better method could gain at most. Simulated times are "
+                     "multiples of eager's simulated step, by the library's convolution algorithms and the whole batch at once."),
     Kind(id="time", title="What the time of a step is spent on", make=time_figures,
          how_to_read="Hollow parts are simulated and sum to the simulated step; the filled mark is the measured step. Planning happens "
                      "once, before the first step, and is no part of it: it stands behind each bar, measured."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Iterable, Mapping, Sequence
 
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 
 from vramlab.record import RunRecord
 from vramlab.report import drawing
-from vramlab.report.drawing import MUTED, Panel, facets, panel_axes, plain_label
+from vramlab.report.drawing import INK, MUTED, Panel, facets, panel_axes, plain_label
 from vramlab.report.figures.groups import peak_of, step_groups, where_in_words
 from vramlab.report.figures.kinds import MAX_PANELS, FigureSet, Looks
 from vramlab.report.figures.marks import Mark, draw_infeasible, draw_marks, is_infeasible, marks_in_words, scale_ratios
@@ -18,11 +19,12 @@ from vramlab.runs import Run
 
 FACETS_A_ROW = 3
 ORACLE = "eager, memory enough"
+ANY_SCHEDULE = "any schedule of the whole batch"
 
 
 def budget_figures(run: Run, looks: Looks) -> FigureSet:
     """For each model, batch and target: peak against budget, with the line on which both are equal, and step time against
-    eager's over the budget as a share of eager's peak, with the bound below which no schedule is and what each method cannot reach."""
+    eager's over the budget as a share of eager's peak; with the bounds below which no schedule is, and what each method cannot reach."""
     panels, groups = [], step_groups(run)
     notes = [] if any(map(_bound, groups)) else ["the lower bound of all schedules is not drawn: these records do not hold it"]
     for index, group in enumerate(groups):
@@ -37,20 +39,22 @@ def budget_figures(run: Run, looks: Looks) -> FigureSet:
 def methods_figure(run: Run, looks: Looks) -> FigureSet:
     """One chart of a run that simulates several networks on one device: step time over budget of every method, a facet each."""
     groups = [g for g in step_groups(run) if is_simulated_target(g[0].config)]
-    drawn = [(g[0], [p for r in g if r.budget_bytes and counts(r) for p in _overhead_marks(run, r)]) for g in groups]
-    drawn = [(record, marks) for record, marks in drawn if marks]
-    if len({record.config["model"] for record, _ in drawn}) < 2:
+    drawn = [(g[0], [p for r in g if r.budget_bytes and counts(r) for p in _overhead_marks(run, r)], _time_bound(g)) for g in groups]
+    drawn = [(record, marks, bound) for record, marks, bound in drawn if marks]
+    if len({record.config["model"] for record, _, _ in drawn}) < 2:
         return FigureSet()
     rows = -(-len(drawn) // FACETS_A_ROW)
-    with facets([where_in_words(run, r) for r, _ in drawn], (3.3 * FACETS_A_ROW, 2.6 * rows + 1), FACETS_A_ROW) as figure:
-        for axes, (_, marks) in zip(figure.axes, drawn):
+    with facets([where_in_words(run, r) for r, _, _ in drawn], (3.3 * FACETS_A_ROW, 2.6 * rows + 1), FACETS_A_ROW) as figure:
+        for axes, (_, marks, bound) in zip(figure.axes, drawn):
             axes.axhline(1.0, color=MUTED, linewidth=1.0, label=ORACLE)
+            _draw_time_bound(axes, bound)
             draw_marks(axes, looks, marks)
             axes.set(xlim=(0, 1.05 * max([100.0] + [m.x for m in marks])), xlabel="budget (% of eager's peak)",
                      ylabel="step time / eager's (log scale)")
-            scale_ratios(axes, [p for _, shown in drawn for p in shown], [])
+            scale_ratios(axes, [p for _, shown, edge in drawn for p in (*shown, *edge)], [])
         title = "Step time of every method on every network, against eager's"
-        described = ". ".join(f"{r.config['model']}: {marks_in_words(marks, '% of the peak', 'times the time')}" for r, marks in drawn)
+        described = ". ".join("; ".join([f"{r.config['model']}: {marks_in_words(marks, '% of the peak', 'times the time')}",
+                                         *_time_bound_in_words(bound)]) for r, marks, bound in drawn)
         return FigureSet(panels=(drawing.finish(figure, name="methods", title=title, description=described, columns=4),),
                          note="A line ends at the smallest of the budgets that its method can keep.")
 
@@ -68,6 +72,8 @@ def _peak_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -
         axes.plot([0, top / size], [0, top / size], color=MUTED, linestyle="--", linewidth=1.0, label="peak = budget")
         for style, (peak, names) in zip((":", "-.", (0, (1, 3))), _merge_close(references)):
             axes.axhline(peak / size, color=MUTED, linestyle=style, linewidth=1.2, label=f"{join_words(names)}, no budget")
+        if bound := _bound(group):
+            axes.axhline(bound[1] / size, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, label=f"least of {ANY_SCHEDULE}")
         draw_marks(axes, looks, marks)
         draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / size) for r in budgeted if is_infeasible(r)])
         axes.set(xlim=(0, top / size), ylim=(0, top / size), xlabel=f"budget ({unit})", ylabel=f"peak ({unit})")
@@ -115,13 +121,15 @@ def _overhead_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord
             axes.axhspan(min(d["low"] for d in drifts), max(d["high"] for d in drifts), color=MUTED, alpha=0.18, linewidth=0,
                          label="eager against itself")
         axes.axhline(1.0, color=MUTED, linewidth=1.0, label=ORACLE)
-        bounded = _shade_below_bound(axes, group)
+        fastest = _time_bound(group)
+        bounded = [*_shade_below_bound(axes, group), *_time_bound_in_words(fastest)]
+        _draw_time_bound(axes, fastest)
         draw_marks(axes, looks, marks)
         crosses = [(run.label(r), _percent_of_eager(r, r.budget_bytes)) for r in budgeted if is_infeasible(r)]
         foot = draw_infeasible(axes, looks, crosses, _smallest_reached(run, budgeted))
         right = max([100.0] + [p.x for p in marks])
         axes.set(xlim=(0, 1.05 * right), xlabel="budget (% of eager's peak)", ylabel="step time / eager's (log scale)")
-        scale_ratios(axes, marks, drifts, foot)
+        scale_ratios(axes, [*marks, *fastest], drifts, foot)
         described = "; ".join([marks_in_words(marks, "% of eager's peak", "times eager's step"), *bounded])
         return drawing.finish(figure, name=name, title=f"Step time against budget: {title}", description=described)
 
@@ -155,6 +163,32 @@ def _shade_below_bound(axes: Axes, group: Sequence[RunRecord]) -> list[str]:
     axes.axvspan(0, percent, facecolor="none", edgecolor=MUTED, hatch="////", alpha=0.4, linewidth=0,
                  label="no schedule of the whole batch")
     return [f"no schedule of the whole batch at once is below {percent:.4g} % of eager's peak"]
+
+
+def _time_bound(group: Sequence[RunRecord]) -> list[Mark]:
+    """The budgets of a group, ascending, each with the step time that no schedule within it is below, over eager's; simulated. Where
+    methods have steps of their own (other convolution algorithms, split backwards), the lowest of their bounds."""
+    least: dict[float, float] = {}
+    for r in group:
+        bound, eager = (r.predicted.get(key) for key in ("least_step_seconds", "eager_step_seconds"))
+        if r.budget_bytes and r.eager_peak_bytes and bound and eager:
+            x = _percent_of_eager(r, r.budget_bytes)
+            least[x] = min(bound / eager, least.get(x, math.inf))
+    return [Mark(method=ANY_SCHEDULE, x=x, y=least[x], is_simulated=True) for x in sorted(least)]
+
+
+def _draw_time_bound(axes: Axes, bound: Sequence[Mark]) -> None:
+    """Steps: what no schedule within a budget is below, none within a smaller one is below either. Above the largest nothing is drawn."""
+    if bound:
+        axes.plot([0.0, *(p.x for p in bound)], [bound[0].y, *(p.y for p in bound)], drawstyle="steps-pre", color=INK, linewidth=1.2,
+                  linestyle=(0, (5, 2)), zorder=2, label=f"least of {ANY_SCHEDULE}, simulated")
+
+
+def _time_bound_in_words(bound: Sequence[Mark]) -> list[str]:
+    if not bound:
+        return []
+    told = ", ".join(f"{p.y:.4g} times eager's step at {p.x:.4g} %" for p in bound)
+    return [f"{ANY_SCHEDULE} is, simulated, not below {told}"]
 
 
 def _smallest_reached(run: Run, records: Sequence[RunRecord]) -> dict[str, float]:
