@@ -365,3 +365,29 @@ def test_perturbed_profiles_change_what_their_name_says():
     assert down.copy_seconds(10**9, to_host=True) == pytest.approx(plain.copy_latency_seconds + 1e9 / (0.8 * plain.d2h_bytes_per_second))
     assert (down.flops_per_second, down.memory_bytes) == (plain.flops_per_second, plain.memory_bytes)
     assert fast.flops_per_second == pytest.approx(1.2 * plain.flops_per_second) and fast.h2d_bytes_per_second == plain.h2d_bytes_per_second
+
+
+def within(method: str, budget: str, overhead: float, **config):
+    """A simulated cell within a share of eager's peak, its step so much longer than eager's."""
+    return step(method, peak=10 * int(budget.rstrip("%")) - 5, budget=budget, config={"experiment": "chain", **config},
+                step_seconds=1 + overhead, eager_step_seconds=1.0)
+
+
+def with_bytes(record):
+    return replace(record, budget_bytes=int(float(record.config["budget"].rstrip("%")) * 10 * MIB))
+
+
+def test_what_a_method_removes_of_anothers_overhead_is_told_within_the_smallest_budget_that_both_kept():
+    """Within 40 %: 0.2 against 0.3 is a third. The baseline has no step within 30 %, and at 60 % both differ otherwise."""
+    records = [with_bytes(r) for r in (within("delta", "30%", 0.9), within("delta", "40%", 0.2), within("rotor", "40%", 0.3),
+                                       within("delta", "60%", 0.1), within("rotor", "60%", 0.1))]
+    asked = {"baseline": "rotor", "experiment": "chain"}
+    result = ask("overhead_removed_percent", records, 33.3, **asked)
+    assert result.finding.obtained == "33.3 %" and result.verdict_in_words == "reproduced, by simulation"
+    assert "20.0 % against 30.0 %" in result.finding.explanation
+    at_60 = ask("overhead_removed_percent", records, 33.3, budget="60%", **asked)
+    assert at_60.finding.obtained == "0.0 %" and at_60.finding.verdict is N
+    alone = [r for r in records if r.config["method"] == "delta" or r.config["budget"] == "60%"]
+    assert ask("overhead_removed_percent", alone, 33.3, budget="40%", **asked).finding.verdict is U, "no baseline within 40 %"
+    fast = [with_bytes(within("delta", "40%", 0.2)), with_bytes(within("rotor", "40%", 0.0))]
+    assert ask("overhead_removed_percent", fast, 33.3, **asked).finding.verdict is U, "nothing can be removed of no overhead"

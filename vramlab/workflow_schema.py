@@ -21,7 +21,7 @@ CLAIM_RULES = (
     "average_memory_saved_percent", "average_maps_saved_percent", "memory_ratio", "slowdown_percent", "step_time_ratio", "peak_bytes",
     "step_time", "images_per_second", "speedup_on_devices", "max_depth_ratio", "performance_loss_percent", "throughput_percent",
     "feature_share_percent", "peak_maps_bytes", "maps_ratio",
-    "extra_forwards", "largest_found", "samples_per_second_ratio", "meets_its_bound",
+    "extra_forwards", "largest_found", "samples_per_second_ratio", "meets_its_bound", "overhead_removed_percent",
 )
 
 

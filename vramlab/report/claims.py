@@ -213,10 +213,13 @@ class Question:
 
     def of_baseline(self, like: RunRecord) -> RunRecord | None:
         """The baseline's record for the same step on the same target, None when there is none that counts."""
+        return next(iter(self.of_baselines(like)), None)
+
+    def of_baselines(self, like: RunRecord) -> list[RunRecord]:
+        """All of them, one a budget."""
         size = self.baseline_batch_size
         wanted = comparison_key(like if size is None else replace(like, config={**like.config, "batch_size": size}))
-        found = [r for r in self._of(self.baseline, like.kind) if comparison_key(r) == wanted and is_sound(r)]
-        return found[0] if found else None
+        return [r for r in self._of(self.baseline, like.kind) if comparison_key(r) == wanted and is_sound(r)]
 
     def _of(self, method: str | None, kind: str) -> list[RunRecord]:
         return [r for r in self.records if r.kind == kind and self.label(r) == method]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, Mapping, Sequence
 
 from vramlab.finder import BATCH
 from vramlab.record import RunRecord
-from vramlab.report.points import Point, baseline_peak, is_sound, peak_of, smallest_peaks
-from vramlab.report.words import is_simulated, join_words
+from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, smallest_peaks
+from vramlab.report.words import budget_in_words, is_simulated, join_words, simulated_ratio
 
 if TYPE_CHECKING:
     from vramlab.report.claims import Question
@@ -46,7 +46,7 @@ SCALES: Mapping[str, Scale] = {
     "peak_bytes": AMOUNT, "peak_maps_bytes": AMOUNT, "step_time": AMOUNT, "images_per_second": AMOUNT,
     "performance_loss_percent": COST, "throughput_percent": PERCENT, "feature_share_percent": Scale(unit="%", kind="amount"),
     "extra_forwards": Scale(unit="layers", decimals=0, kind="amount"), "largest_found": Scale(decimals=0, kind="amount"),
-    "samples_per_second_ratio": Scale(unit="x", decimals=3, is_floor=True),
+    "samples_per_second_ratio": Scale(unit="x", decimals=3, is_floor=True), "overhead_removed_percent": PERCENT,
 }
 
 
@@ -150,6 +150,23 @@ def _time_ratios(question: Question) -> list[tuple[float, RunRecord, RunRecord]]
     found = [(record, question.of_baseline(record)) for record in smallest_peaks(question) if is_simulated(record)]
     return [(record.predicted["step_seconds"] / base.predicted["step_seconds"], record, base) for record, base in found
             if base and record.predicted.get("step_seconds") and base.predicted.get("step_seconds")]
+
+
+def overhead_removed_percent(question: Question) -> Answer:
+    """1 - overhead of the method / that of the baseline within the same budget, the smallest that both kept; an overhead is the step time
+    over eager's, less 1. What a second resource gives beside the first one. Simulated only."""
+    groups: dict[tuple[str, str], list[tuple[RunRecord, RunRecord]]] = {}
+    for record in question.of_method("step"):
+        others = [r for r in question.of_baselines(record) if r.config.get("budget") == record.config.get("budget")]
+        if others and record.budget_bytes and is_sound(record) and all(map(simulated_ratio, (record, others[0]))):
+            groups.setdefault(comparison_key(record), []).append((record, others[0]))
+    smallest = [min(pairs, key=lambda pair: pair[0].budget_bytes) for pairs in groups.values()]
+    points = [Point(100 * (1 - (simulated_ratio(record) - 1) / (simulated_ratio(base) - 1)), record, base, True)
+              for record, base in smallest if simulated_ratio(base) > 1]
+    told = "; ".join(f"{p.record.config['model']} within {budget_in_words(p.record.config)}: {100 * (simulated_ratio(p.record) - 1):.1f} % "
+                     f"against {100 * (simulated_ratio(p.baseline) - 1):.1f} %" for p in points)
+    return Answer(points, f"overhead of {question.method} against that of {question.baseline}: {told}",
+                  f"no simulated cells of {question.method} and {question.baseline} within the same budget have overheads")
 
 
 def peak_bytes(question: Question) -> Answer:
@@ -289,4 +306,4 @@ def searched(question: Question, over: str | None = None) -> Answer:
 HEADLINES = (average_memory_saved_percent, average_maps_saved_percent, memory_ratio, slowdown_percent, step_time_ratio, peak_bytes,
              step_time, images_per_second, speedup_on_devices, max_depth_ratio, performance_loss_percent, throughput_percent,
              feature_share_percent, extra_forwards, largest_found, samples_per_second_ratio,
-             peak_maps_bytes, maps_ratio)
+             peak_maps_bytes, maps_ratio, overhead_removed_percent)
