@@ -65,21 +65,25 @@ class Search:
         if self._bytes(start.device) > self.budget:
             return None
         order = count()
-        waiting = [(0.0, next(order), start)]
+        waiting = [(self.left(start), next(order), 0.0, start)]
         came: dict[Held, tuple[Held, tuple[Instruction, ...]]] = {}
         best = {start: 0.0}
         while waiting:
-            clock, _, held = heapq.heappop(waiting)
+            _, _, clock, held = heapq.heappop(waiting)
             if clock > best[held]:
                 continue
             if self._is_finished(held):
                 return clock, self._way(came, held)
             for seconds, after, how in self._moves(held):
-                if clock + seconds < best.get(after, float("inf")):
+                if clock + seconds < best.get(after, float("inf")) and (left := self.left(after)) < float("inf"):
                     best[after] = clock + seconds
                     came[after] = held, how
-                    heapq.heappush(waiting, (clock + seconds, next(order), after))
+                    heapq.heappush(waiting, (clock + seconds + left, next(order), clock + seconds, after))
         return None
+
+    def left(self, held: Held) -> float:
+        """Seconds that are still to come at least; here nothing is known."""
+        return 0.0
 
     def _way(self, came, held: Held) -> tuple[Instruction, ...]:
         way: list[tuple[Instruction, ...]] = []
@@ -185,6 +189,90 @@ class Search:
 
     def _bytes(self, storages: int) -> int:
         return sum(n for s, n in enumerate(self.nbytes) if storages >> s & 1)
+
+
+class Pruned(Search):
+    """The same within a class, for tapes of more ops. Each way of looking at less is argued for below, and tested to change no answer.
+
+    First is looked at what may end soonest, clock and `left` together: a bound that no schedule of the class is below from there on, so the
+    first end that is met is the fastest. What nothing can use any more is freed where room is made: it holds bytes, and a recompute that
+    would make it once more only profits from its absence. It is not sent to the host either. A copy back is waited for by the first run
+    that reads it, or at the end: an earlier wait only delays what comes before.
+    """
+
+    def __init__(self, tape: Tape, budget: int, to_host: float, to_device: float, within: Class) -> None:
+        super().__init__(tape, budget, to_host, to_device, within)
+        self.maker = {s: op for op in range(len(tape.ops)) for s in range(len(self.nbytes)) if self.makes[op] >> s & 1}
+        self.seconds = [op.seconds for op in tape.ops]
+        self.runs_again = [op.phase is not Phase.OPTIMIZER for op in tape.ops]
+
+    def left(self, held: Held) -> float:
+        """The largest of: what the stream runs, the copies back, all on one engine, and what is on its way to the host."""
+        arriving = [seconds for _, to_host, seconds in held.copies if not to_host]
+        on_the_way = self._bits({s for s, to_host, _ in held.copies if not to_host})
+        back = self.rate[False] * self._bytes(held.host & ~on_the_way) + max(arriving, default=0.0)  # a round trip ends on the device
+        there = max((seconds for _, to_host, seconds in held.copies if to_host), default=0.0)
+        return max(self._runs_left(held), back, there)
+
+    def _runs_left(self, held: Held) -> float:
+        """First runs that are to come, and the ops that have to run again: what they made is needed and is nowhere."""
+        seconds, needed = 0.0, self.end
+        for op in range(len(self.tape.ops)):
+            if not held.done >> op & 1:
+                seconds += self.seconds[op]
+                needed |= self.reads[op]
+        for op in reversed(range(len(self.tape.ops))):
+            if held.done >> op & 1 and needed & self.makes[op] & ~held.device & ~held.host:
+                if not self.runs_again[op] or held.again[op] >= self.within.recomputes:
+                    return float("inf")
+                seconds += self.seconds[op]
+                needed |= self.reads[op]
+        gone = needed & self.begin & ~held.device & ~held.host
+        return float("inf") if gone else seconds
+
+    def _useful(self, held: Held) -> int:
+        """What a run that may still come reads, or the step ends with."""
+        wanted = self.end
+        for op in reversed(range(len(self.tape.ops))):
+            may_run = not held.done >> op & 1 or (self.makes[op] & wanted and held.again[op] < self.within.recomputes)
+            wanted |= self.reads[op] if may_run else 0
+        return wanted
+
+    def _moves(self, held: Held) -> Iterator[tuple[float, Held, tuple[Instruction, ...]]]:
+        if held.part == ROOM:
+            flying = self._bits({s for s, _, _ in held.copies})
+            useless = held.device & ~self._useful(held) & ~flying & ~held.host & ~self.stays
+            if useless:
+                freed = tuple(Free(s) for s in range(len(self.nbytes)) if useless >> s & 1)
+                yield 0.0, replace(held, device=held.device & ~useless), freed
+                return
+        yield from super()._moves(held)
+
+    def _may_travel(self, held: Held, s: int) -> bool:
+        return super()._may_travel(held, s) and bool(self._useful(held) >> s & 1)
+
+    def _runs(self, held: Held, op: int) -> Iterator[tuple[float, Held, tuple[Instruction, ...]]]:
+        """With the waits for what it reads."""
+        late = [(left, s) for s, to_host, left in held.copies if not to_host and self.reads[op] >> s & 1]
+        is_next = held.part == READY and (held.done == (1 << op) - 1 or held.done >> op & 1)
+        if not late or not is_next:
+            yield from super()._runs(held, op)
+            return
+        waited, clock, waits = held, 0.0, ()
+        for _, s in sorted(late):
+            ((more, waited, how),) = self._waited(waited, s)
+            clock, waits = clock + more, (*waits, *how)
+        for seconds, after, how in super()._runs(waited, op):
+            yield clock + seconds, after, (*waits, *how)
+
+    def _waited(self, held: Held, s: int) -> list[tuple[float, Held, tuple[Instruction, ...]]]:
+        return list(super()._of_storage(held, s))
+
+    def _of_storage(self, held: Held, s: int) -> Iterator[tuple[float, Held, tuple[Instruction, ...]]]:
+        is_arriving = any(copy[0] == s and not copy[1] for copy in held.copies)
+        if is_arriving and held.done != (1 << len(self.tape.ops)) - 1:
+            return
+        yield from super()._of_storage(held, s)
 
 
 def random_step(random: Random, ops: int) -> Tape:
