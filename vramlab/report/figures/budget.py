@@ -19,7 +19,7 @@ from vramlab.runs import Run
 
 FACETS_A_ROW = 3
 ORACLE = "eager, memory enough"
-ANY_SCHEDULE = "any schedule of the whole batch"
+BOUND = "bound of all schedules"
 
 
 def budget_figures(run: Run, looks: Looks) -> FigureSet:
@@ -73,7 +73,7 @@ def _peak_panel(run: Run, looks: Looks, name: str, group: Sequence[RunRecord]) -
         for style, (peak, names) in zip((":", "-.", (0, (1, 3))), _merge_close(references)):
             axes.axhline(peak / size, color=MUTED, linestyle=style, linewidth=1.2, label=f"{join_words(names)}, no budget")
         if bound := _bound(group):
-            axes.axhline(bound[1] / size, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, label=f"least of {ANY_SCHEDULE}")
+            axes.axhline(bound[1] / size, color=INK, linestyle=(0, (5, 2)), linewidth=1.0, label=BOUND)
         draw_marks(axes, looks, marks)
         draw_infeasible(axes, looks, [(run.label(r), r.budget_bytes / size) for r in budgeted if is_infeasible(r)])
         axes.set(xlim=(0, top / size), ylim=(0, top / size), xlabel=f"budget ({unit})", ylabel=f"peak ({unit})")
@@ -174,21 +174,21 @@ def _time_bound(group: Sequence[RunRecord]) -> list[Mark]:
         if r.budget_bytes and r.eager_peak_bytes and bound and eager:
             x = _percent_of_eager(r, r.budget_bytes)
             least[x] = min(bound / eager, least.get(x, math.inf))
-    return [Mark(method=ANY_SCHEDULE, x=x, y=least[x], is_simulated=True) for x in sorted(least)]
+    return [Mark(method=BOUND, x=x, y=least[x], is_simulated=True) for x in sorted(least)]
 
 
 def _draw_time_bound(axes: Axes, bound: Sequence[Mark]) -> None:
     """Steps: what no schedule within a budget is below, none within a smaller one is below either. Above the largest nothing is drawn."""
     if bound:
         axes.plot([0.0, *(p.x for p in bound)], [bound[0].y, *(p.y for p in bound)], drawstyle="steps-pre", color=INK, linewidth=1.2,
-                  linestyle=(0, (5, 2)), zorder=2, label=f"least of {ANY_SCHEDULE}, simulated")
+                  linestyle=(0, (5, 2)), zorder=2, label=f"{BOUND}, simulated")
 
 
 def _time_bound_in_words(bound: Sequence[Mark]) -> list[str]:
     if not bound:
         return []
     told = ", ".join(f"{p.y:.4g} times eager's step at {p.x:.4g} %" for p in bound)
-    return [f"{ANY_SCHEDULE} is, simulated, not below {told}"]
+    return [f"no schedule of the whole batch at once is, simulated, below {told}"]
 
 
 def _smallest_reached(run: Run, records: Sequence[RunRecord]) -> dict[str, float]:
