@@ -23,8 +23,8 @@ from pathlib import Path
 from common import keep, kept, specs
 
 from vramlab.cell import run_cell
-from vramlab.prediction import Comparison, judge
-from vramlab.record import Outcome, Truth
+from vramlab.prediction import Comparison, comparisons, judge
+from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.run_folder import RunFolder
 
 SIZES = {  # batch and options at which activations, not parameters, dominate where two cores allow it
@@ -47,14 +47,14 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(SIZES))
     parser.add_argument("--methods", default="replay,checkpoint,delta,network-wide,vdnn-baseline")
     parser.add_argument("--budgets", default="80%,60%,50%")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6, help="six pairs are the fewest whose drift is known")
     parser.add_argument("--no-time", action="store_true")
     parser.add_argument("--name", default="prediction", help="of the evidence file")
     parser.add_argument("--run", type=Path, help="judge the measured cells of this run's folder instead of running cells")
     options = parser.parse_args()
     if options.run:
         records = [
-            r.to_json() for r in RunFolder(options.run).records().values() if r.kind == "step" and not r.config["target"].startswith("sim:")
+            r for r in RunFolder(options.run).records().values() if r.kind == "step" and not r.config["target"].startswith("sim:")
         ]
         rows = [row_of(record) for record in records]
         return keep(f"prediction-{options.run.parent.name}", rows, summarise(rows))
@@ -90,20 +90,17 @@ def measure_model(name: str, folder: Path, options: argparse.Namespace, known: d
             continue
         place.mkdir(parents=True)
         (place / "spec.json").write_text(json.dumps(spec))
-        rows.append(row_of(run_cell(spec, place).to_json()))
-        print(
-            {k: rows[-1][k] for k in ("model", "method", "budget", "outcome", "truth", "error_bytes", "time_ratio", "predicted_ratio")},
-            flush=True,
-        )
+        rows.append(row_of(run_cell(spec, place)))
+        said = rows[-1] | (rows[-1]["comparison"] or {})
+        words = ("model", "method", "budget", "outcome", "truth", "peak_bytes", "predicted_peak_bytes")
+        print({k: said.get(k) for k in (*words, "step_seconds", "predicted_step_seconds")}, flush=True)
     return rows
 
 
-def row_of(record: dict) -> dict:
+def row_of(record: RunRecord) -> dict:
     """What this benchmark keeps of a record."""
-    measured, predicted, config = record["measured"], record["predicted"], record["config"]
-    ratio = (measured.get("ratio") or {}).get("median")
-    eager = statistics.median(measured["baseline_step_seconds"]) if measured.get("baseline_step_seconds") else None
-    drift = measured.get("drift") or {}
+    measured, predicted, config = record.measured, record.predicted, record.config
+    baseline = measured.get("baseline_step_seconds")
     return {
         "model": config["model"],
         "method": config["method"],
@@ -111,30 +108,26 @@ def row_of(record: dict) -> dict:
         "batch_size": config["batch_size"],
         "method_source_sha256": config["sources"]["method"],
         "is_timed": bool(config["measure"]["time"]),
-        "outcome": record["outcome"],
-        "message": record["message"],
-        "truth": record["truth"],
-        "peak_bytes": measured.get("peak_bytes"),
-        "predicted_peak_bytes": predicted.get("peak_bytes"),
-        "error_bytes": measured.get("prediction_error_bytes"),
+        "outcome": str(record.outcome),
+        "message": record.message,
+        "truth": str(record.truth),
         "over_budget_bytes": measured.get("over_budget_bytes"),
-        "time_ratio": ratio,
-        "predicted_step_seconds": predicted.get("step_seconds"),
-        "step_seconds": statistics.median(measured["step_seconds"]) if measured.get("step_seconds") else None,
-        "eager_step_seconds": eager,
-        "predicted_ratio": None if eager is None or "step_seconds" not in predicted else predicted["step_seconds"] / eager,
-        "drift": [drift.get("low"), drift.get("high")],
-        "moved_bytes": predicted.get("moved_bytes"),
+        "eager_step_seconds": statistics.median(baseline) if baseline else None,
         "recomputes": predicted.get("recomputes"),
+        "comparison": next((asdict(c) for c in comparisons([record])), None),
     }
 
 
 def summarise(rows: list[dict]) -> dict:
     """The figures of benchmarks/README.md."""
     ran = [r for r in rows if r["outcome"] == str(Outcome.OK)]
-    replay = {r["model"]: r for r in ran if r["method"] in ("replay", "eager") and r["predicted_step_seconds"]}
-    timed = [r for r in ran if r["time_ratio"] and r["model"] in replay and r["method"] not in ("replay", "eager")]
-    time_errors = [abs(relative(r, replay) / r["time_ratio"] - 1) for r in timed]
+    cells = [Comparison(**r["comparison"]) for r in ran if r["comparison"]]
+    replay = {c.model: c.predicted_step_seconds for c in cells if c.method in ("replay", "eager") and c.predicted_step_seconds}
+    added = [  # what a method adds to replay's step, free of the cost table's own bias
+        abs(c.predicted_step_seconds / replay[c.model] / c.time_ratio - 1)
+        for c in cells
+        if c.time_ratio and c.model in replay and c.method not in ("replay", "eager")
+    ]
     return {
         "cells": len(rows),
         "ok": len(ran),
@@ -146,32 +139,10 @@ def summarise(rows: list[dict]) -> dict:
         ],
         "exact": sum(r["truth"] == str(Truth.EXACT) for r in ran),
         "budget_violations": sum(bool(r["over_budget_bytes"]) for r in rows),
-        "worst_error_share": max((abs(r["error_bytes"]) / r["peak_bytes"] for r in ran), default=None),
-        "median_time_error_over_replay": statistics.median(time_errors) if time_errors else None,
-        "prediction": asdict(judge([comparison_of(r) for r in ran])),
+        "worst_error_share": max((abs(c.error_bytes) / c.peak_bytes for c in cells if c.error_bytes is not None), default=None),
+        "median_time_error_over_replay": statistics.median(added) if added else None,
+        "prediction": asdict(judge(cells)),
     }
-
-
-def comparison_of(row: dict) -> Comparison:
-    """A kept row, as `vramlab check prediction` sees its cell."""
-    return Comparison(
-        model=row["model"],
-        method=row["method"],
-        budget=row["budget"],
-        batch_size=row["batch_size"],
-        peak_bytes=row["peak_bytes"],
-        predicted_peak_bytes=row["predicted_peak_bytes"],
-        step_seconds=row["step_seconds"],
-        predicted_step_seconds=row["predicted_step_seconds"],
-        moved_bytes=row["moved_bytes"] or 0,
-        time_ratio=row["time_ratio"],
-        drift=max((abs(d - 1) for d in row["drift"] if d is not None), default=0.0),
-    )
-
-
-def relative(row: dict, replay: dict[str, dict]) -> float:
-    """Predicted step time over replay's predicted one: what the method adds, free of the cost table's own bias."""
-    return row["predicted_step_seconds"] / replay[row["model"]]["predicted_step_seconds"]
 
 
 if __name__ == "__main__":
