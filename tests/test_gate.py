@@ -290,6 +290,29 @@ def test_noise_excuses_no_integer_no_generator_and_no_missing_gradient():
         assert result.truth is Truth.WRONG and name in names(result)
 
 
+def pointwise(strides=None, dtype=torch.float32) -> Side:
+    """A 1x1 convolution; with `strides` its gradient of 4 x 9 x 1 x 1 has those, and another rounding."""
+    model = nn.Conv2d(9, 4, 1).to(dtype)
+    x = torch.rand(2, 9, 5, 5).to(dtype)
+
+    def step(index: int) -> torch.Tensor:
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if strides:
+            model.weight.grad = torch.empty_strided((4, 9, 1, 1), strides).copy_(model.weight.grad * (1 + 2.0**-23))
+        return loss
+
+    return Side(model=model, step=step)
+
+
+@pytest.mark.parametrize(("strides", "truth"), [((9, 1, 9, 9), Truth.WITHIN_NOISE), ((1, 4, 1, 1), Truth.WRONG)])
+def test_other_kernels_choose_the_strides_that_no_address_depends_on_and_no_others(strides, truth):
+    assert torch.empty_strided((4, 9, 1, 1), (9, 1, 9, 9)).is_contiguous()
+    assert run_gate(pointwise, lambda: pointwise(strides), in_float64=lambda: pointwise(dtype=torch.float64)).truth is truth
+    assert run_gate(pointwise, lambda: pointwise(strides)).truth is Truth.WRONG, "where bits are promised, strides are too"
+
+
 def test_statistics_off_by_a_thousandth_are_wrong():
     def drift(model, index):
         model.bn.running_var *= 1.001
