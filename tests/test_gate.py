@@ -334,7 +334,10 @@ def test_nothing_is_excused_where_eager_itself_is_far_from_float64():
         return side(before=lambda model, index: torch.rand(3), dtype=torch.float64)
 
     result = run_gate(side, other_kernels(), in_float64=elsewhere)
-    assert result.truth is Truth.WRONG and set(result.noise[0].excess) == set(GROUPS)
+    assert result.truth is Truth.NOT_RUN and result.noise[0].drowned == "loss"
+    assert "eager itself" in result.reason and result.to_json()["reason"] == result.reason
+    firm = run_gate(side, other_kernels(after=lambda model, index: torch.rand(1)), in_float64=elsewhere)
+    assert firm.truth is Truth.WRONG and "generator cpu" in names(firm), "what is no rounding is judged there too"
 
 
 def test_noise_is_json():

@@ -241,6 +241,8 @@ def _judge_peak(draft: _Draft) -> None:
 
 def _judge_truth(draft: _Draft, answer: Mapping[str, Any]) -> None:
     draft.truth, draft.truth_detail = Truth(answer["truth"]), answer["detail"]
+    if draft.truth is Truth.NOT_RUN:
+        draft.missing["truth"] = answer["detail"]["reason"]
     if draft.truth is Truth.WRONG:
         names = ", ".join(d["name"] for d in answer["detail"]["differing"][:5])
         draft.end(Outcome.WRONG, "truth", f"differs from eager at step {answer['detail']['first_step_that_differs']}: {names}")

@@ -61,14 +61,17 @@ class StepNoise:
     tested: Mapping[str, float]
 
     @property
+    def drowned(self) -> str:
+        """In what eager itself is so far off that being as near as eager proves nothing, "" where there is no such group."""
+        return next((name for name, distance in self.eager.items() if not NOISE_FACTOR * distance <= LARGEST_NOISE), "")
+
+    @property
     def excess(self) -> tuple[str, ...]:
-        """What the tested step is too far off in, and everything where eager is too far off for a judgement.
+        """What the tested step is too far off in.
 
         A loss is one number, whose distance may be nothing by luck: it may be as far off as the gradients are.
         """
         allowed = {**self.eager, "loss": max(self.eager["loss"], self.eager["gradients"])}
-        if any(not NOISE_FACTOR * distance <= LARGEST_NOISE for distance in self.eager.values()):
-            return tuple(allowed)
         return tuple(name for name, distance in allowed.items() if not self.tested[name] <= NOISE_FACTOR * max(distance, ROUNDING))
 
     def to_json(self) -> dict[str, Any]:
@@ -81,17 +84,18 @@ class StepNoise:
 class GateResult:
     """The gate's answer. It stops at the first step that differs, because later differences only follow from it."""
 
-    truth: Truth  # exact, within_noise or wrong
+    truth: Truth  # exact, within_noise or wrong; not_run, with the reason, where eager is too far off itself for a judgement
     differing: tuple[Difference, ...]  # at the first step that differs
     steps: int  # steps that ran
     first_step_that_differs: int | None  # from 1; 0: the sides differed before their first step
     noise: tuple[StepNoise, ...] = ()  # of each step, where both sides were held against float64
+    reason: str = ""  # of not_run
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able dict; `noise` only where there is one."""
         body = asdict(self) | {"truth": str(self.truth), "differing": [asdict(d) for d in self.differing]}
-        del body["noise"]
-        return body | ({"noise": [noise.to_json() for noise in self.noise]} if self.noise else {})
+        del body["noise"], body["reason"]
+        return body | ({"reason": self.reason} if self.reason else {}) | ({"noise": [noise.to_json() for noise in self.noise]} if self.noise else {})
 
 
 def run_gate(reference: Callable[[], Side], tested: Callable[[], Side], *, steps: int = GATE_STEPS, seed: int = 0,
@@ -154,6 +158,9 @@ def _compare_noise(exact: GateResult, reference: _Runner, tested: _Runner, wide:
         lost = _without_gradient(expected, true)
         noise.append(StepNoise(eager=_distances(expected, true, lost), tested=_distances(found, true, lost)))
         firm = [d for d in differing if d.max_abs_distance is None or not _is_floating(expected[d.name])]
+        if noise[-1].drowned and not firm:
+            return GateResult(truth=Truth.NOT_RUN, differing=exact.differing, steps=index + 1, first_step_that_differs=index + 1,
+                              noise=tuple(noise), reason=_drowned(noise[-1]))
         beyond = [d for d in differing if d.name not in lost and _group(d.name, true) in noise[-1].excess]
         if firm or beyond:
             return GateResult(truth=Truth.WRONG, differing=tuple(firm or beyond), steps=index + 1, first_step_that_differs=index + 1,
@@ -162,6 +169,12 @@ def _compare_noise(exact: GateResult, reference: _Runner, tested: _Runner, wide:
             _adopt(side.side, reference.side)
     return GateResult(truth=Truth.WITHIN_NOISE, differing=exact.differing, steps=steps,
                       first_step_that_differs=exact.first_step_that_differs, noise=tuple(noise))
+
+
+def _drowned(noise: StepNoise) -> str:
+    group = noise.drowned
+    return (f"not judged: bits differ from eager's, and eager itself is {noise.eager[group]:.2g} of the {group} off float64 here, "
+            f"the tested step {noise.tested[group]:.2g}; to be as near as eager proves something only up to {LARGEST_NOISE / NOISE_FACTOR:g}")
 
 
 def _is_floating(value: Any) -> bool:
