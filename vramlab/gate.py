@@ -95,7 +95,8 @@ class GateResult:
         """A JSON-able dict; `noise` only where there is one."""
         body = asdict(self) | {"truth": str(self.truth), "differing": [asdict(d) for d in self.differing]}
         del body["noise"], body["reason"]
-        return body | ({"reason": self.reason} if self.reason else {}) | ({"noise": [noise.to_json() for noise in self.noise]} if self.noise else {})
+        body |= {"reason": self.reason} if self.reason else {}
+        return body | ({"noise": [noise.to_json() for noise in self.noise]} if self.noise else {})
 
 
 def run_gate(reference: Callable[[], Side], tested: Callable[[], Side], *, steps: int = GATE_STEPS, seed: int = 0,
@@ -174,7 +175,7 @@ def _compare_noise(exact: GateResult, reference: _Runner, tested: _Runner, wide:
 def _drowned(noise: StepNoise) -> str:
     group = noise.drowned
     return (f"not judged: bits differ from eager's, and eager itself is {noise.eager[group]:.2g} of the {group} off float64 here, "
-            f"the tested step {noise.tested[group]:.2g}; to be as near as eager proves something only up to {LARGEST_NOISE / NOISE_FACTOR:g}")
+            f"the tested step {noise.tested[group]:.2g}; nearness proves something only up to {LARGEST_NOISE / NOISE_FACTOR:g}")
 
 
 def _is_floating(value: Any) -> bool:
