@@ -10,8 +10,8 @@
                     kill everything that was acknowledged has to be there
     leaderboard     seconds of GET /api/v1/leaderboard and of the page /leaderboard over HTTP, for one client and for eight at a time: each
                     address for the first time, then while the collection changes ten times a second, so that hardly an answer is kept
-    check           seconds of the checker alone, for bundles of 4 and of 100 cells, of a small step and of one with as many ops as a
-                    ResNet's
+    check           seconds of the checker alone, for bundles of 4 and of 100 cells, of a small step and of a larger one, and for one that
+                    is given: --bundle FOLDER
     submit-checked  as submit, but the server asks every rule, of bundles of four cells that keep them all (tests/genuine.py)
 
 Everything is on this machine's loopback address, in folders that go afterwards. The records of `submit` and `kill` are written by hand, so
@@ -53,12 +53,12 @@ from vramlab.crowd.server.settings import read_settings  # noqa: E402
 from vramlab.crowd.server.standings import refresh_all  # noqa: E402
 from vramlab.crowd.server.tables import Account, Bundle, Result, State, now  # noqa: E402
 from vramlab.crowd.signing import make_key  # noqa: E402
+from vramlab.runs import load_run  # noqa: E402
 
 SECONDS = 900  # at most, for one part
 MODELS, DEVICES, METHODS, BATCHES, BUDGETS = 12, 10, 15, (16, 32, 64), ("", "80%", "60%", "40%")
 METRICS = ("memory_saved", "peak_bytes", "overhead", "step_seconds")
 CELLS = 4  # of a genuine bundle
-OPS_OF_A_RESNET = 1500  # ResNet-50's step has about so many
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
             options.genuine = _genuine(Path(folder) / "genuine", options) if "submit-checked" in parts else []
             print(f"{len(bundles) + len(options.genuine)} bundles are made", flush=True)
             if "check" in parts:
-                _keep({"database": "none", "part": "check"} | check_alone(Path(folder) / "check"))
+                _keep({"database": "none", "part": "check"} | check_alone(Path(folder) / "check", options.bundle))
             for kind in options.databases.split(","):
                 for part in (part for part in parts if part != "check"):
                     if kind == "postgresql" and not server:
@@ -101,6 +101,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--killed-bundles", type=int, default=640, help="of all submitters, while the server is being killed")
     parser.add_argument("--results", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=240, help="of one pass: at most half of the boards and metrics that there are")
+    parser.add_argument("--bundle", type=Path, help="for check: a bundle's folder")
     parser.add_argument("--checked", type=int, default=10, help="bundles of each submitter for submit-checked")
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--parts", default="submit,kill,leaderboard")
@@ -196,22 +197,28 @@ def _genuine(folder: Path, options: argparse.Namespace) -> list[tuple[int, str, 
     return made
 
 
-def check_alone(place: Path) -> dict[str, Any]:
-    """The checker on one bundle after another, in this process, which has compiled what it compiles."""
+def check_alone(place: Path, given: Path | None) -> dict[str, Any]:
+    """The checker on one bundle after another, in this process, which has compiled what it compiles; seconds of processor time."""
     row: dict[str, Any] = {"load_average_before": round(os.getloadavg()[0], 1)}
-    for cells, layers in ((CELLS, 6), (100, 6), (100, OPS_OF_A_RESNET // 3)):
+    for cells, layers in ((CELLS, 6), (100, 6), (100, 100)):
         budgets = tuple(f"{95 - n / 5:g}%" for n in range(cells // 2 - 1))
         bundle = genuine_bundle(place / f"{cells}-{layers}", seed=cells, key=make_key(), budgets=budgets, layers=layers)
-        check(bundle)
-        seconds = []
-        for _ in range(3):
-            started = time.process_time()
-            report = check(bundle)
-            seconds.append(time.process_time() - started)
-            assert report.is_accepted, report.errors
-        name = f"{cells}_cells_of_{len(step(layers).ops)}_ops"
-        row |= {f"{name}_check_seconds": round(statistics.median(seconds), 3), f"{name}_archive_bytes": len(archive.pack(bundle))}
+        row |= _checked(bundle, f"{cells}_cells_of_{len(step(layers).ops)}_ops")
+    if given:
+        run = load_run(given)
+        row |= _checked(given, f"given_{len(run.records)}_cells_of_{max(r.provenance.get('ops') or 0 for r in run.records)}_ops")
     return row
+
+
+def _checked(bundle: Path, name: str) -> dict[str, Any]:
+    check(bundle)
+    seconds = []
+    for _ in range(3):
+        started = time.process_time()
+        report = check(bundle)
+        seconds.append(time.process_time() - started)
+        assert report.is_accepted, report.errors
+    return {f"{name}_check_seconds": round(statistics.median(seconds), 3), f"{name}_archive_bytes": len(archive.pack(bundle))}
 
 
 def kill(place: Path, url: str, bundles: list, options: argparse.Namespace) -> dict[str, Any]:

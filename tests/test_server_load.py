@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import re
+import socket
 import sys
 import time
 from argparse import Namespace
@@ -18,6 +20,7 @@ from vramlab.crowd.server.audit import note
 from vramlab.crowd.server.database import Database
 from vramlab.crowd.server.queries import METRICS, leaderboard
 from vramlab.crowd.server.recent import Recent
+from vramlab.crowd.server.run import _bind
 from vramlab.crowd.server.settings import read_settings
 from vramlab.crowd.server.standings import refresh_all
 from vramlab.crowd.server.states import SERVER, move
@@ -219,3 +222,35 @@ def test_of_those_who_ask_for_the_same_at_once_one_makes_it(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(8))) == [1] * 8 and made == [1]
     database.close()
+
+
+# --------------------------------------------------------------------------------------------------------------- on the wire
+
+
+def is_undelayed(listener: socket.socket) -> bool:
+    """Whether a connection that asyncio accepts from it sends small pieces at once."""
+    class Noting(asyncio.Protocol):
+        def connection_made(self, transport):
+            found.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    async def ask() -> int:
+        nonlocal found
+        found = asyncio.get_running_loop().create_future()
+        server = await asyncio.get_running_loop().create_server(Noting, sock=listener)
+        _, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        writer.close()
+        async with server:
+            return await found
+
+    found: asyncio.Future
+    return bool(asyncio.run(ask()))
+
+
+def test_no_answer_waits_for_a_delayed_acknowledgement():
+    """Head and body are two pieces; with Nagle's algorithm the second waits 40 ms. The negative control: a socket of no protocol."""
+    assert is_undelayed(_bind("127.0.0.1", 0))
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", 0))
+        plain.listen()
+        assert not is_undelayed(plain)
