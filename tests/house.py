@@ -22,11 +22,11 @@ GROUND = frozenset({"errors", "device"})
 PURE = GROUND | frozenset("""
     tape tile schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
     family finder in_place micro_batches batch_mean split variants prediction at_peak live_bytes effort
-    predicted roofline stages bounds program edits
+    predicted roofline stages bounds program edits residence annealing
 """.split())
 TORCH_FREE = PURE | frozenset("""
     __main__ child citations claiming cli collection crowd doctor environment forks isolate largest method_check nvml report run_folder
-    runner runs schema telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
+    runner runs schema seeds telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})

@@ -315,7 +315,7 @@ def _record(draft: _Draft, started: datetime, seconds: float, telemetry: Mapping
     predicted |= {key: facts[key] for key in ("swap_vs_recompute", "infeasible") if key in facts} | facts.get("prepared", {})
     if draft.sensitivity:
         (predicted if draft.config["kind"] == "step" else draft.search)["sensitivity"] = draft.sensitivity
-    measured = draft.measured | {k: facts[k] for k in ("capture_seconds", "plan_seconds") if k in facts}
+    measured = draft.measured | {k: facts[k] for k in ("capture_seconds", "seed_seconds", "plan_seconds") if k in facts}
     _name_missing(draft, measured)
     return RunRecord(
         cell_id=hash_config(draft.config),

@@ -146,6 +146,7 @@ class MethodCard(Strict):
     paper: Paper | None
     options: dict[str, Option] = {}
     needs: list[Text] = []
+    seeds: list[Text] = []  # methods whose schedules the planner begins with, as names
     takes_budget: bool
     claims: list[Text] = []
     deviations: list[str] = []

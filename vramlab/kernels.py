@@ -201,12 +201,24 @@ def compiled(function: Callable) -> Callable:
     What a collection's module defines is compiled in each process: such modules are loaded by path under names that hold their digest, and
     numba's files on disk would look for a name that no longer is.
     """
+    return _compiled(function)
+
+
+def bare(function: Callable) -> Callable:
+    """As `compiled`, of a function that makes no array, nor keeps one: references are not counted.
+
+    Counting would be most of its time where it hands tuples of many arrays to small functions.
+    """
+    return _compiled(function, _nrt=False)
+
+
+def _compiled(function: Callable, **options: bool) -> Callable:
     if not function.__module__.startswith("vramlab."):
-        return numba.njit(function)
+        return numba.njit(**options)(function)
     try:
-        return numba.njit(cache=True)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written: each process compiles anew
-        return numba.njit(function)
+        return numba.njit(**options)(function)
 
 
 @compiled

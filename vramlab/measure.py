@@ -48,6 +48,7 @@ from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
 from vramlab.prepared import Prepared, prepare_like, prepare_tape, prepared_for
 from vramlab.record import Outcome, Truth, write_atomically
 from vramlab.schedule import Offload, Prefetch, Recompute, Schedule
+from vramlab.seeds import Seeds, seeds_for
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Role, Tape
 from vramlab.this_machine import THIS
@@ -68,13 +69,18 @@ class _Cell:
     config: Mapping[str, Any]
     model: Model
     method: Method
+    library: Library
 
     @classmethod
     def of(cls, spec: Spec) -> _Cell:
         config, library = spec["config"], Library(spec["collections"])
         if is_own(config["model"]):
-            return _OwnCell(config, None, library.method(config["method"]), OwnModule(config["model"]))
-        return cls(config, library.model(config["model"]), library.method(config["method"]))
+            return _OwnCell(config, None, library.method(config["method"]), library, OwnModule(config["model"]))
+        return cls(config, library.model(config["model"]), library.method(config["method"]), library)
+
+    def seeds(self, tape: Tape, profile: DeviceProfile, budget: Budget) -> Seeds:
+        """Schedules of other methods that the card asks for."""
+        return seeds_for(self.library, self.method, tape, profile, budget)
 
     @property
     def is_native(self) -> bool:
@@ -326,9 +332,12 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
         facts["why_whole"] = why_whole
     if is_limited:
         budget = replace(budget, device_bytes=budget.device_bytes - library_bytes)
-    started, devices = time.perf_counter(), cell.config.get("devices", 1)
+    seeds, devices = cell.seeds(tape, profile, budget), cell.config.get("devices", 1)
+    if cell.method.card.seeds:
+        facts["seed_seconds"] = seeds.seconds
+    started = time.perf_counter()
     try:
-        checked = one = _planned(cell, planner, step, tape, profile, budget)
+        checked = one = _planned(cell, planner, step, tape, profile, budget, seeds=tuple(seeds.schedules.values()))
         if devices > 1:
             checked = _planned_share(cell, planner, step, profile, budget, devices)
     except PlanInfeasible as refusal:
@@ -377,7 +386,7 @@ def _unplanned(cell: _Cell, eager_peak_bytes: int | None) -> dict[str, Any]:
 
 
 def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tape, profile: DeviceProfile, budget: Budget,
-             at: Callable[[int], Tape] | None = None) -> CheckedSchedule:
+             at: Callable[[int], Tape] | None = None, seeds: Sequence[Schedule] = ()) -> CheckedSchedule:
     """The method's checked schedule for a tape with costs, or for the tape of the passes that it takes over the batch instead.
 
     What is tiled (`step` None) stays whole. Unsupported where the step runs here and its loss may not be taken over those passes.
@@ -390,7 +399,7 @@ def _planned(cell: _Cell, planner: Planner, step: TrainingStep | None, tape: Tap
         prepared = cell.prepared(captured.tape)
         tape = _with_costs(cell, captured.tape if prepared is None else prepared.tape, profile, step)
     needs = prepared_for([need for need in cell.needs if need != "variants" or cell.wants_variants])
-    schedule = ask(planner, tape, profile, budget, cell.config["method"])
+    schedule = ask(planner, tape, profile, budget, cell.config["method"], seeds)
     return check_schedule(tape, replace(schedule, micro_batches=tape.micro_batches, needs=needs), budget)
 
 

@@ -69,9 +69,19 @@ class Planner(Protocol):
         ...
 
 
-def ask(planner: Planner, tape: Tape, device: DeviceProfile, budget: Budget, name: str) -> Schedule:
+@runtime_checkable
+class SeededPlanner(Planner, Protocol):
+    """A planner that may begin with schedules of others for the same tape, which the engine hands over (vramlab/seeds.py)."""
+
+    def plan_from(self, seeds: Sequence[Schedule], tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
+        """As `plan`, and never slower than a seed that is legal and within the budget."""
+        ...
+
+
+def ask(planner: Planner, tape: Tape, device: DeviceProfile, budget: Budget, name: str, seeds: Sequence[Schedule] = ()) -> Schedule:
     """The planner's schedule. TypeError names the method whose `plan` returned something else."""
-    schedule = planner.plan(tape, device, budget)
+    is_seeded = seeds and isinstance(planner, SeededPlanner)
+    schedule = planner.plan_from(seeds, tape, device, budget) if is_seeded else planner.plan(tape, device, budget)
     if not isinstance(schedule, Schedule):
         raise TypeError(f"plan() of method {name!r} returned {type(schedule).__name__}, not a Schedule")
     return schedule

@@ -22,6 +22,7 @@ from vramlab.micro_step import capture_passes
 from vramlab.planner import Budget, Planner, ask, parse_bytes, parse_percent
 from vramlab.prepared import prepared_for
 from vramlab.record import write_atomically
+from vramlab.seeds import Seeds
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
 from vramlab.trace import Metrics
@@ -37,6 +38,7 @@ class Plan:
     eager_peak_bytes: int  # the peak of eager's own order and liveness, simulated unless it was given
     plan_seconds: float
     budget: Budget
+    seed_seconds: float = 0.0  # that other planners took for the schedules that this one began with
 
 
 def capture_with_costs(
@@ -67,22 +69,23 @@ def capture_with_costs(
 
 def plan(
     captured: Captured, planner: Planner, profile: DeviceProfile, budget: str | int | None, *, eager_peak_bytes: int | None = None,
-    name: str = "", needs: Sequence[str] = (),
+    name: str = "", needs: Sequence[str] = (), seeds_of: Callable[[Tape, DeviceProfile, Budget], Seeds] | None = None,
 ) -> Plan:
     """Let a method plan, check the plan against the budget and predict it. Raises PlanInfeasible, Unsupported, ScheduleError.
 
-    `needs`: what the tape was prepared for. A percentage is of `eager_peak_bytes`, or of the simulated eager peak on the same tape where
-    that is None.
+    `needs`: what the tape was prepared for. `seeds_of` gives the schedules that the method begins with. A percentage is of
+    `eager_peak_bytes`, or of the simulated eager peak on the same tape where that is None.
     """
     tape = captured.tape
     eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
     limit = resolve_budget(budget, eager, tape)
+    seeds = seeds_of(tape, profile, limit) if seeds_of else Seeds()
     started = time.perf_counter()
-    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__)
+    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__, tuple(seeds.schedules.values()))
     schedule = replace(schedule, micro_batches=tape.micro_batches, needs=prepared_for(needs))
     seconds = time.perf_counter() - started
     checked = check_schedule(tape, schedule, limit)
-    return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit)
+    return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit, seeds.seconds)
 
 
 def simulated_eager_peak(tape: Tape) -> int:

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -30,6 +31,7 @@ from vramlab.prepare import Plan, capture_with_costs, plan, resolve_budget, simu
 from vramlab.prepared import prepare_tape
 from vramlab.record import Truth
 from vramlab.schedule import Schedule
+from vramlab.seeds import seeds_for
 from vramlab.snapshot import Snapshot, leaves_of, state_of
 from vramlab.tape import Role, Tape
 from vramlab.timeline import executed_trace
@@ -109,12 +111,13 @@ class TrainStep:
         self._device = _device_of(model)
         if device is not None and torch.empty(0, device=device).device != self._device:
             raise Unsupported(f"the parameters are on {self._device}, not on {device}; move the model first")
-        found = Library(find_collections(collections)).method(method)
+        library = Library(find_collections(collections))
+        found = library.method(method)
         if found.card.kind == "native":
             raise Unsupported(f"method '{found.name}' is native: it has no schedule that train_step could run")
         self.method = found.name
         _refuse_misspelt(options, found.card.options)
-        self._planner = found.build(**options)
+        self._planner, self._seeds_of = found.build(**options), partial(seeds_for, library, found)
         self._needs = needs_of(self._planner, found.card.needs)
         self._profile = measure_profile(self._device)
         self._validity = Validity(model, loss_fn, self._device)
@@ -233,7 +236,8 @@ class TrainStep:
         if captured is not whole:
             divisors = divisors_of_passes(self._model, loss_fn, inputs, captured.tape.micro_batches, whole)
             eager = simulated_eager_peak(captured.tape)
-        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method, needs=self._needs)
+        planned = plan(captured, self._planner, self._profile, self._budget, eager_peak_bytes=eager, name=self.method, needs=self._needs,
+                       seeds_of=self._seeds_of)
         _logger.info("planned in %.0f s: peak %s of eager's %s, simulated", planned.plan_seconds, _mebibytes(planned.predicted.peak_bytes),
                      _mebibytes(eager))
         return _Planned(planned, Executor(captured, planned.checked, self._model), truth_reason="" if self._verify else "verify=False",

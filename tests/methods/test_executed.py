@@ -22,7 +22,7 @@ ASKED = [("checkpoint", {}), ("checkpoint", {"plan": "recursive"}), ("delta", {}
          ("delta", {"action": "recompute-only"}), ("superneurons", {}), ("superneurons", {"recomputation": "memory-centric"}),
          ("superneurons", {"offload": "all"}), ("network-wide", {}), ("vdnn-baseline", {}), ("replay", {}),
          ("vdnn", {"policy": "all"}), ("vdnn", {"policy": "conv"})]
-ASKED += [("dtr", {}), ("dtr", {"heuristic": "eq"}), ("rotor", {}), ("capuchin", {}), ("pofo", {})]
+ASKED += [("dtr", {}), ("dtr", {"heuristic": "eq"}), ("rotor", {}), ("capuchin", {}), ("pofo", {}), ("hybrid", {"plan_seconds": 0.1})]
 
 
 def tightest(tape, method: str, options: dict) -> CheckedSchedule:
@@ -36,7 +36,7 @@ def tightest(tape, method: str, options: dict) -> CheckedSchedule:
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("method, options", ASKED, ids=[f"{m}-{'-'.join(o.values()) or 'defaults'}" for m, o in ASKED])
+@pytest.mark.parametrize("method, options", ASKED, ids=[f"{m}-{'-'.join(map(str, o.values())) or 'defaults'}" for m, o in ASKED])
 def test_the_tightest_plan_gives_eagers_bits(step, method, options):
     make_model, loss_fn, batch = training_steps()[step]
 

@@ -147,6 +147,7 @@ class Measured(Block):
     warmup_steps: Count | None = None
     is_distinguishable: bool | None = None
     capture_seconds: Seconds | None = None
+    seed_seconds: Seconds | None = None
     plan_seconds: Seconds | None = None
 
 

@@ -279,7 +279,7 @@ def _stays_simulated(e: Examination) -> Iterator[Fault]:
         if not record.config["target"].startswith(_SIM):
             continue
         e.count()
-        for key in set(record.measured) - {"capture_seconds", "plan_seconds"}:
+        for key in set(record.measured) - {"capture_seconds", "seed_seconds", "plan_seconds"}:
             yield f"{name}:measured.{key}", "is claimed to be measured on a simulated target"
         if record.truth != "not_run":
             yield f"{name}:truth", f"{record.truth} is claimed of a simulated target"

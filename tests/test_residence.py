@@ -1,0 +1,114 @@
+"""What follows from choices, against checker and simulator: random choices on random tapes; and small steps decided by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tapes import TOYS, random_tapes
+
+from vramlab.check import check_schedule
+from vramlab.device import DeviceProfile
+from vramlab.liveness import replay_schedule
+from vramlab.planner import UNLIMITED, Budget
+from vramlab.residence import DEVICE_FULL, DROP, FITS, HOST_FULL, KEEP, NOW, STALLED, SWAP, TOO_LONG, Choices, Residence
+from vramlab.schedule import Offload, Recompute
+from vramlab.simulate import simulate
+from vramlab.tape import Tape, Variant
+
+
+def device(*, is_full_duplex: bool = True) -> DeviceProfile:
+    return DeviceProfile(name="any", memory_bytes=10**6, flops_per_second=1, flops_efficiency=1, memory_bytes_per_second=1,
+                         h2d_bytes_per_second=700, d2h_bytes_per_second=900, copy_latency_seconds=0.01, is_full_duplex=is_full_duplex)
+
+
+def with_some_variants(tape: Tape) -> Tape:
+    """Of every other op: one that is faster and needs 30 bytes more, one that is slower and needs none."""
+    return tape.with_variants([(Variant("fast", op.seconds / 2, op.workspace_bytes + 30), Variant("lean", 2 * op.seconds, 0))
+                               if op.id % 2 else () for op in tape.ops])
+
+
+def drawn(residence: Residence, random) -> Choices:
+    """Any choices at all."""
+    choices, step = residence.choices(), residence.step
+    for g in range(residence.gaps):
+        choices.action[g] = random.choice([KEEP, SWAP, SWAP, *([DROP] * 2 if step.gap_may_drop[g] else [])])
+        choices.stays[g], choices.lead[g] = random.random() < 0.5, random.randrange(3)
+    for op in range(step.ops):
+        choices.leaner[op] = random.randrange(3)
+    return choices
+
+
+def agrees(residence: Residence, profile: DeviceProfile, budget: Budget) -> bool:
+    """Is what was decoded legal, within the budget, and as fast as the simulator says?"""
+    checked = check_schedule(residence.tape, residence.schedule("any"), budget)
+    m = simulate(checked, profile).metrics
+    return (m.step_seconds, m.stall_seconds) == (residence.work.clock[NOW], residence.work.clock[STALLED])
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_tapes(9), st.randoms(use_true_random=False), st.booleans(), st.sampled_from([1.0, 0.9, 0.7, 0.5]), st.booleans())
+def test_whatever_is_chosen_is_legal_and_timed_as_the_simulator_does(tape, random, is_full_duplex, share, with_variants):
+    tape, profile = with_some_variants(tape) if with_variants else tape, device(is_full_duplex=is_full_duplex)
+    peak = check_schedule(tape, replay_schedule(tape)).peak_bytes
+    for budget in (Budget(device_bytes=UNLIMITED), Budget(device_bytes=int(share * peak), host_bytes=random.choice([UNLIMITED, 60]))):
+        residence = Residence(tape, profile, budget)
+        for _ in range(4):
+            status, seconds = residence.decode(drawn(residence, random))
+            assert status in (FITS, DEVICE_FULL, HOST_FULL, TOO_LONG)
+            assert status == FITS or budget.device_bytes < UNLIMITED
+            assert status != FITS or (agrees(residence, profile, budget) and seconds == residence.work.clock[NOW])
+
+
+@pytest.mark.parametrize("toy", TOYS)
+def test_toys_agree_at_every_budget(toy):
+    from random import Random
+
+    random, tape, profile, fitted = Random(toy), TOYS[toy](), device(), 0
+    peak = check_schedule(tape, replay_schedule(tape)).peak_bytes
+    for share in (1.0, 0.9, 0.8, 0.7, 0.6):
+        budget = Budget(device_bytes=int(share * peak))
+        residence = Residence(tape, profile, budget)
+        for _ in range(80):
+            if residence.decode(drawn(residence, random))[0] == FITS:
+                fitted += 1
+                assert agrees(residence, profile, budget)
+    assert fitted > 20
+
+
+def test_a_wrong_clock_is_caught():
+    """The negative control: copies that the passes take to be shorter than they are."""
+    tape, profile, budget = TOYS["long_chain"](), device(), Budget(device_bytes=UNLIMITED)
+    residence = Residence(tape, profile, budget)
+    choices = residence.choices()
+    choices.action[:] = SWAP
+    assert residence.decode(choices)[0] == FITS and agrees(residence, profile, budget)
+    residence.costs.h2d_seconds[:] *= 0.5
+    assert residence.decode(choices)[0] == FITS and not agrees(residence, profile, budget)
+
+
+def test_keeping_everything_is_eagers_step():
+    """No copy, nothing again; the fastest variant of each op, as memory is no matter."""
+    tape, profile, budget = with_some_variants(TOYS["skip"]()), device(), Budget(device_bytes=UNLIMITED)
+    residence = Residence(tape, profile, budget)
+    status, seconds = residence.decode(residence.choices())
+    schedule = residence.schedule("any")
+    assert (status, schedule.count(Recompute), schedule.count(Offload)) == (FITS, 0, 0)
+    assert seconds == pytest.approx(sum(op.seconds / (2 if op.id % 2 else 1) for op in tape.ops))
+
+
+def test_choices_of_a_schedule_give_it_back():
+    """Decoded, read back and decoded again: the same actions where there was pressure, and the same time."""
+    tape, profile = TOYS["long_chain"](), device()
+    budget = Budget(device_bytes=int(0.6 * check_schedule(tape, replay_schedule(tape)).peak_bytes))
+    residence, random, seen = Residence(tape, profile, budget), np.random.default_rng(0), 0
+    for _ in range(400):
+        choices = residence.choices()
+        choices.action[:] = random.integers(0, np.where(residence.step.gap_may_drop, 3, 2))
+        status, seconds = residence.decode(choices)
+        if status == FITS:
+            again = residence.choices_of(residence.schedule("any"))
+            seen += 1
+            assert residence.decode(again) == (FITS, seconds) or not np.array_equal(again.action, choices.action)
+    assert seen > 5

@@ -1,0 +1,263 @@
+"""Local search over what is kept, swapped and dropped: simulated annealing whose every try is decoded, checked for memory and timed.
+
+A try changes a few gaps; where the step then no longer fits, further gaps that are open at the op that does not fit leave, the cheapest of
+some that are drawn; what made it worse is taken back. Numbers are drawn from one seed, so the same question has the same answer.
+
+It stands here, and not with the method that uses it, because only what the engine compiles is kept on disk.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from vramlab.kernels import bare  # and decode: as in residence.py, touch this file when one of them changes
+from vramlab.residence import AWAY, BLOCKED, DEVICE_FULL, DROP, FITS, HERE, HOST_FULL, KEEP, NOW, SHORT, SWAP, decode
+
+MOST_CHANGES = 256  # gaps that one try may change, those of its repairs included
+DRAWN = 10  # gaps among which a repair chooses
+HOTTEST = 0.004, 1e-5  # of the step's seconds: what a try may be worse by, at the beginning and at the end of a round
+PRICES = 0.02, 1.5  # of a second of the link, in seconds of the device, between which a repair draws
+OF_POOL = 0.95  # of the draws of a gap
+OP_CHANGES = 2**20  # added to an op in the list of changes: its variant
+
+
+@bare
+def _drawn(pool, gaps):
+    """A gap; nearly always of the pool, that of large storages."""
+    return pool[np.random.randint(len(pool))] if np.random.random() < OF_POOL else np.random.randint(gaps)
+
+
+@bare
+def _open_at(step, w, op, pool):
+    """A gap whose storage is on the device at the op that did not fit, and not used there; drawn, -1 where no draw found one."""
+    for _ in range(80):
+        g = _drawn(pool, len(step.gap_storage))
+        s = step.gap_storage[g]
+        if step.gap_begin[g] < op < step.gap_end[g] and w.where[s] == HERE and w.gap[s] == g and w.wanted[s] == 0:
+            return g
+    return -1
+
+
+@bare
+def _written_over(step, choices, op):
+    """The gap that begins at this op with what its output could write over, -1 where it does or cannot."""
+    if op >= step.ops or step.takeover[op, 1] < 0:
+        return -1
+    for k in range(step.first_need[op], step.first_need[op + 1]):
+        g = step.need_gap[k]
+        if step.need[k] == step.takeover[op, 1] and g >= 0 and choices.action[g] == KEEP:
+            return g
+    return -1
+
+
+@bare
+def _again(step, w, s):
+    """Seconds of its producer, and of those of what that reads and is away."""
+    op = step.producer[s]
+    if op < 0:
+        return np.inf
+    seconds = step.variant_seconds[step.first_variant[op]]
+    for k in range(step.first_read[op], step.first_read[op + 1]):
+        if w.where[step.read[k]] == AWAY:
+            seconds += step.variant_seconds[step.first_variant[step.producer[step.read[k]]]]
+    return seconds
+
+
+@bare
+def _repair(step, choices, costs, w, changed, old, changes, price, pool):
+    """One more gap leaves, so that the op that did not fit may. How many changes there are then, -1 where nothing can leave."""
+    op, short = w.count[BLOCKED], max(w.count[SHORT], 1)
+    best, best_action, best_cost = -1, KEEP, np.inf
+    for k in range(DRAWN):
+        g = _open_at(step, w, op, pool) if k else _written_over(step, choices, op)
+        if g < 0:
+            continue
+        s = step.gap_storage[g]
+        again = _again(step, w, s)
+        cost, action = price * (costs.d2h_seconds[s] + costs.h2d_seconds[s]), SWAP
+        if choices.action[g] != KEEP:  # it came back early
+            cost, action = min(cost, again), choices.action[g]
+        elif step.gap_may_drop[g] and (again < cost or costs.host_budget < step.nbytes[s]):
+            cost, action = again, DROP
+        cost /= min(step.nbytes[s], 2 * short)
+        if cost < best_cost:
+            best, best_action, best_cost = g, action, cost
+    if best < 0 or changes >= MOST_CHANGES:
+        return -1
+    return _change(choices, best, best_action, choices.action[best] == KEEP, changed, old, changes)
+
+
+@bare
+def _change(choices, g, action, stays, changed, old, changes):
+    """Change a gap and note how it was."""
+    changed[changes] = g
+    old[changes, 0], old[changes, 1], old[changes, 2] = choices.action[g], choices.stays[g], choices.lead[g]
+    choices.action[g], choices.stays[g] = action, stays
+    return changes + 1
+
+
+@bare
+def _take_back(choices, changed, old, changes):
+    for k in range(changes - 1, -1, -1):
+        g = changed[k]
+        if g >= OP_CHANGES:
+            choices.leaner[g - OP_CHANGES] = old[k, 0]
+        else:
+            choices.action[g], choices.stays[g], choices.lead[g] = old[k, 0], old[k, 1] != 0, old[k, 2]
+
+
+@bare
+def _other(step, choices, g):
+    """Another action for a gap."""
+    a = np.random.randint(3)
+    if a == choices.action[g]:
+        a = (a + 1) % 3
+    if a == DROP and not step.gap_may_drop[g]:
+        a = KEEP if choices.action[g] == SWAP else SWAP
+    return a
+
+
+@bare
+def _costly(choices, cost, pool):
+    """A gap that leaves, of a few that are drawn the one that costs most."""
+    best = -1
+    for _ in range(6):
+        g = _drawn(pool, len(cost))
+        if choices.action[g] != KEEP and (best < 0 or cost[g] > cost[best]):
+            best = g
+    return best if best >= 0 else _drawn(pool, len(cost))
+
+
+@bare
+def _propose(step, choices, cost, with_variants, changed, old, pool):
+    """Change something. How many changes."""
+    gaps, draw = len(step.gap_storage), np.random.random()
+    if draw < 0.30:  # what costs much goes another way
+        g = _costly(choices, cost, pool)
+        return _change(choices, g, _other(step, choices, g), True, changed, old, 0)
+    if draw < 0.50:
+        g = _drawn(pool, gaps)
+        return _change(choices, g, _other(step, choices, g), choices.stays[g], changed, old, 0)
+    if draw < 0.60:  # two at once
+        g, h = _drawn(pool, gaps), _costly(choices, cost, pool)
+        changes = _change(choices, g, _other(step, choices, g), True, changed, old, 0)
+        return _change(choices, h, KEEP, True, changed, old, changes)
+    if draw < 0.70:
+        g = _costly(choices, cost, pool)
+        return _change(choices, g, choices.action[g], not choices.stays[g], changed, old, 0)
+    if draw < 0.78:
+        g = _costly(choices, cost, pool)
+        changes = _change(choices, g, choices.action[g], choices.stays[g], changed, old, 0)
+        choices.lead[g] = np.random.randint(3)
+        return changes
+    if draw < 0.86 and with_variants:
+        op = np.random.randint(len(choices.leaner))
+        most = step.first_variant[op + 1] - step.first_variant[op]
+        if most > 1:
+            changed[0], old[0, 0] = OP_CHANGES + op, choices.leaner[op]
+            choices.leaner[op] = np.random.randint(most)
+            return 1
+    return _segment(step, choices, changed, old)
+
+
+@bare
+def _segment(step, choices, changed, old):
+    """Gaps that begin close to each other all go one way."""
+    gaps = len(step.gap_storage)
+    first, action, changes = np.random.randint(gaps), np.random.randint(3), 0
+    stays, length = np.random.random() < 0.8, 2 + np.random.randint(14)
+    for g in range(first, min(gaps, first + length)):
+        if action == DROP and not step.gap_may_drop[g]:
+            continue
+        if step.gap_end[g] - step.gap_begin[g] < (step.gap_end[first] - step.gap_begin[first]) // 2:
+            continue
+        changes = _change(choices, g, action, stays, changed, old, changes)
+    return changes
+
+
+@bare
+def fit(step, choices, costs, w, pool, changed, old, seed, price, edits):
+    """Let gaps leave until the step fits. Edits that it took; negative where it does not fit after so many."""
+    np.random.seed(seed)
+    for k in range(edits):
+        status = decode(step, choices, costs, w)
+        if status == FITS:
+            return k + 1
+        if status == HOST_FULL:
+            g = w.count[BLOCKED]
+            choices.action[g] = DROP if step.gap_may_drop[g] else KEEP
+        elif status != DEVICE_FULL or len(step.gap_storage) == 0 or _repair(step, choices, costs, w, changed, old, 0, price, pool) < 0:
+            return -(k + 1)
+    return -edits
+
+
+@bare
+def anneal(step, choices, best, costs, w, pool, changed, old, cost, seed, edits, with_variants, heat, goal):
+    """One round from `choices`, which fit; `best` becomes the fastest that it meets. Seconds of that, and edits that were decoded."""
+    np.random.seed(seed)
+    decode(step, choices, costs, w)
+    now = least = w.clock[NOW]
+    _note_costs(w, cost)
+    _copy(choices, best)
+    done = 1
+    while done < edits and least > goal:
+        share = done / edits
+        worse = now * heat * HOTTEST[0] * (HOTTEST[1] / HOTTEST[0]) ** share
+        changes = _propose(step, choices, cost, with_variants, changed, old, pool)
+        price = PRICES[0] * (PRICES[1] / PRICES[0]) ** np.random.random()
+        status, repairs = decode(step, choices, costs, w), 0
+        done += 1
+        while status == DEVICE_FULL and repairs < 12:
+            more = _repair(step, choices, costs, w, changed, old, changes, price, pool)
+            if more < 0:
+                break
+            changes, repairs = more, repairs + 1
+            status = decode(step, choices, costs, w)
+            done += 1
+        seconds = w.clock[NOW]
+        if status == FITS and seconds <= now - worse * math.log(1.0 - np.random.random()):
+            now = seconds
+            _note_costs(w, cost)
+            if now < least * (1 - 1e-12):
+                least = now
+                _copy(choices, best)
+        else:
+            _take_back(choices, changed, old, changes)
+    return least, done
+
+
+@bare
+def sweep(step, choices, costs, w, pool, edits):
+    """Each gap of the pool, one after the other, goes another way if that is faster, until none is. Seconds, and edits."""
+    decode(step, choices, costs, w)
+    least, done, improved = w.clock[NOW], 1, True
+    while improved and done < edits:
+        improved = False
+        for g in pool:
+            for action in (KEEP, SWAP, DROP):
+                before, stays = choices.action[g], choices.stays[g]
+                if action == before or (action == DROP and not step.gap_may_drop[g]) or done >= edits:
+                    continue
+                choices.action[g] = action
+                done += 1
+                if decode(step, choices, costs, w) == FITS and w.clock[NOW] < least * (1 - 1e-9):
+                    least, improved = w.clock[NOW], True
+                else:
+                    choices.action[g], choices.stays[g] = before, stays
+    return least, done
+
+
+@bare
+def _copy(source, target):
+    for g in range(len(source.action)):
+        target.action[g], target.stays[g], target.lead[g] = source.action[g], source.stays[g], source.lead[g]
+    for op in range(len(source.leaner)):
+        target.leaner[op] = source.leaner[op]
+
+
+@bare
+def _note_costs(w, cost):
+    for g in range(len(cost)):
+        cost[g] = w.stall[g] + w.again[g]
