@@ -38,8 +38,8 @@ def subjects(root: Path) -> dict[str, list[Inquiry]]:
 
 
 def is_slow(name: str, inquiries: list[Inquiry]) -> bool:
-    """A learned method plays every step many times; of its options only the defaults are asked each time."""
-    return "learned" in inquiries[0].method.card.tags and not name.endswith("-defaults")
+    """A learned method plays every step many times, and so does a search; of their options only the defaults are asked each time."""
+    return bool({"learned", "search"} & set(inquiries[0].method.card.tags)) and not name.endswith("-defaults")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
