@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -20,7 +21,7 @@ from vramlab.player import ON_HOST, Player
 from vramlab.rollout import Action, Release, Rollout, RolloutPlanner, Stuck, fixed_plan
 from vramlab.schedule import Compute, Free, FreeHost, Offload, Prefetch, Recompute, Wait
 from vramlab.simulate import simulate
-from vramlab.tape import Role, Tape
+from vramlab.tape import Phase, Role, Tape
 
 
 def link(seconds_per_map: float = 1.0, *, latency: float = 0.0, is_full_duplex: bool = True) -> DeviceProfile:
@@ -273,6 +274,19 @@ def test_a_refusal_names_the_op_that_binds():
         planner(Action.SWAP).plan(tape, link(), Budget(device_bytes=state_bytes(tape) + MAP))
     assert refusal.value.op == "#6 aten.convolution_backward.default (conv2)" and str(refusal.value).endswith("(conv2) binds")
     assert "oldest" in str(refusal.value) and refusal.value.budget_bytes == state_bytes(tape) + MAP
+
+
+def test_what_binds_is_the_largest_working_set_and_not_the_first_op_that_fills_the_device():
+    """One backward op has a workspace of a map. What else is kept fills that map at other ops too, from the forward phase on."""
+    tape = chain(6)
+    at = next(op.id for op in tape.ops if op.layer == "conv3" and op.phase is Phase.BACKWARD)
+    tape = replace(tape, ops=tuple(replace(op, workspace_bytes=MAP) if op.id == at else op for op in tape.ops))
+    with pytest.raises(PlanInfeasible) as refusal:
+        planner(Action.SWAP).plan(tape, link(), Budget(device_bytes=state_bytes(tape) + MAP))
+    smallest = check_schedule(tape, planner(Action.SWAP).plan(tape, link(), Budget(device_bytes=refusal.value.smallest_bytes)))
+    filled = [i.op for i, b in zip(smallest.schedule.instructions, smallest.inner_peak_bytes) if isinstance(i, Compute) and
+              b == smallest.peak_bytes]
+    assert filled[0] < at and refusal.value.op == f"#{at} aten.convolution_backward.default (conv3)"
 
 
 def test_a_refusal_without_a_search_names_where_it_got_stuck():

@@ -43,7 +43,8 @@ class PlanInfeasible(VramlabError):
 
     `budget_bytes` is what was asked, `smallest_bytes` the smallest budget found that the method can reach on this tape (None when it was
     not searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` is the op that binds: at which the
-    plan within that smallest budget has its peak; without one, the op at which the refused try got stuck.
+    plan within that smallest budget has its peak, the one with the largest working set where it comes near it more than once; without
+    such a budget, the op at which the refused try got stuck.
     """
 
     def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:

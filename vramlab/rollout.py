@@ -21,7 +21,7 @@ import numpy as np
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.device import DeviceProfile
 from vramlab.errors import PlanInfeasible
-from vramlab.liveness import lower_bound_bytes
+from vramlab.liveness import floor_bytes, lower_bound_bytes
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.player import ABSENT, BOTH, ON_HOST, PREFETCHING, Player
 from vramlab.schedule import Compute, Recompute, Schedule
@@ -289,8 +289,19 @@ def infeasible(smallest: CheckedSchedule, budget: Budget, name: str, smallest_by
     that it was made for, its peak when none was."""
     upto = smallest.schedule.instructions[:smallest.peak_instruction + 1]
     ran = [i.op for i in upto if isinstance(i, Compute | Recompute)] or [0]
+    op = ran[-1] if smallest_bytes is None else _largest_near_the_peak(smallest, ran[-1])
     return PlanInfeasible(method=name, budget_bytes=budget.device_bytes, smallest_bytes=smallest_bytes or smallest.peak_bytes,
-                          op=smallest.tape.op_name(ran[-1]))
+                          op=smallest.tape.op_name(op))
+
+
+def _largest_near_the_peak(smallest: CheckedSchedule, at_peak: int) -> int:
+    """Of the ops at which a plan within a budget comes near its peak, the one with the largest working set: whoever plays within a budget
+    fills it wherever there is something to keep, and of these ops that one can do with less the least. The first of equals."""
+    tape, near = smallest.tape, smallest.peak_bytes * (1 - SEARCH_PRECISION)
+    runs = zip(smallest.schedule.instructions, smallest.inner_peak_bytes.tolist())
+    ops = [i.op for i, nbytes in runs if isinstance(i, Compute | Recompute) and nbytes >= near]
+    floor = floor_bytes(tape)
+    return max(ops, key=lambda op: floor[op] + tape.ops[op].least_workspace_bytes, default=at_peak)
 
 
 def refusal(attempt: Callable[[Budget], CheckedSchedule | None], tape: Tape, budget: Budget, name: str, stuck_op: int) -> PlanInfeasible:
