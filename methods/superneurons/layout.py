@@ -32,10 +32,10 @@ def l_peak(tape: Tape) -> int:
 
 
 class Layout:
-    """The maps of one tape under one strategy. `recomputation`: none | speed-centric | memory-centric | cost-aware."""
+    """The maps of one tape under one strategy (`recomputation` and `counted` as in card.yaml)."""
 
-    def __init__(self, tape: Tape, recomputation: str) -> None:
-        self.tape, self.facts = tape, StepFacts.of(tape)
+    def __init__(self, tape: Tape, recomputation: str, counted: str = "needed") -> None:
+        self.tape, self.facts, self.counted = tape, StepFacts.of(tape), counted
         self.layers = layers_of(tape)
         self.backward_needs = [[op for op in needed if op == self.facts.end or tape.ops[op].phase is not Phase.FORWARD]
                                for needed in self.facts.needed_at]
@@ -100,9 +100,9 @@ class Layout:
         return frozenset(self.members) if recomputation == "memory-centric" else frozenset()
 
     def _largest_bytes(self, members: list[int]) -> int:
-        """Over the backward ops that need a segment: its maps that are needed from then on, and the op's own tensors."""
+        """Over the backward ops that need a segment: its maps (all, or those that are needed from then on), and the op's own tensors."""
         def kept(op: int) -> frozenset[int]:
-            return frozenset(s for s in members if self.backward_needs[s][-1] >= op)
+            return frozenset(s for s in members if self.counted == "whole" or self.backward_needs[s][-1] >= op)
 
         return max(backward_bytes(self.tape, self.facts, op, kept(op)) for op in {op for s in members for op in self.backward_needs[s]})
 

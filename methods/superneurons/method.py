@@ -38,7 +38,7 @@ class SuperNeurons:
     def plan(self, tape: Tape, device: DeviceProfile, budget: Budget) -> Schedule:
         """PlanInfeasible where the stages that are on cannot keep the budget."""
         check_needs(tape, NEEDS, "superneurons")
-        layout = Layout(tape, self.stages.recomputation)
+        layout = Layout(tape, self.stages.recomputation, self.stages.counted)
         try:
             return self._play(tape, device, budget, layout).schedule
         except Stuck as stuck:

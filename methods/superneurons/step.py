@@ -30,6 +30,7 @@ class Stages:
     cache: bool = True
     prefetch: bool = True
     recomputation: str = "cost-aware"
+    counted: str = "needed"
     workspace: bool = True
 
 

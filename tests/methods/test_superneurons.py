@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 from contract import DEVICE, TAPES, plain_peak, toy_variants
@@ -110,6 +111,16 @@ def test_cost_aware_chooses_for_each_segment():
         peaks[strategy], runs[strategy] = checked.peak_bytes, checked.schedule.count(Recompute)
     assert peaks["cost-aware"] == peaks["memory-centric"] < peaks["speed-centric"]
     assert runs["speed-centric"] == 8 and runs["cost-aware"] == runs["memory-centric"] == 1 + 21 + 1
+
+
+def test_a_segment_may_count_whole():
+    """The backward of the first of two relus holds five maps, its workspace among them, and needs the second's map no more: six with it."""
+    tape = segments_of_relus(2)
+    heavy = [replace(op, workspace_bytes=2 * MAP) if op.layer == "relu1" and op.phase is Phase.BACKWARD else op for op in tape.ops]
+    tape = replace(tape, ops=tuple(heavy))
+    assert layout.l_peak(tape) == 5 * MAP
+    assert [len(layout.Layout(tape, "cost-aware", counted).memory_centric) for counted in ("needed", "whole")] == [0, 1]
+    assert [plan(tape, counted=counted).schedule.count(Recompute) for counted in ("needed", "whole")] == [2, 3]
 
 
 def test_only_what_lies_between_checkpoint_layers_runs_again():
