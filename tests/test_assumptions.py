@@ -26,7 +26,8 @@ BATCH = torch.zeros(8, 3, 64, 64), torch.zeros(8, dtype=torch.long)
 @pytest.fixture(scope="module")
 def tape() -> Tape:
     """Convolution of 40 filters, BatchNorm, ReLU, pooling, classifier."""
-    model = nn.Sequential(nn.Conv2d(3, 40, 3, padding=1), nn.BatchNorm2d(40), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(40960, 10))
+    head = nn.Flatten(), nn.Linear(40960, 10)
+    model = nn.Sequential(nn.Conv2d(3, 40, 3, padding=1), nn.BatchNorm2d(40), nn.ReLU(), nn.MaxPool2d(2), *head)
     return capture(model.train(), cross_entropy, BATCH).tape
 
 
