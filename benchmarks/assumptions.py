@@ -169,6 +169,16 @@ def host_time(seconds: float, costs: Costs = roofline_costs) -> Costs:
     return blocking
 
 
+def copied_in_place(costs: Costs = roofline_costs) -> Costs:
+    """An operator in place of its input copies that first, as in DTR's prototype, where it has to run again. Of the copy the time counts."""
+    def copying(tape: Tape, device: DeviceProfile) -> Tape:
+        plain = costs(tape, device)
+        copies = {op.id: 2 * tape.storages[op.takeover[0]].nbytes for op in tape.ops if op.takeover and op.is_eager_inplace}
+        return plain.with_costs([op.seconds + device.op_seconds(0, copies[op.id]) if op.id in copies else op.seconds for op in plain.ops])
+
+    return copying
+
+
 def whole_tiles(size: int, costs: Costs = roofline_costs) -> Costs:
     """A convolution computes whole tiles of so many channels: of y forward and for the gradient of W, of x for its own gradient."""
     def tiled(tape: Tape, device: DeviceProfile) -> Tape:

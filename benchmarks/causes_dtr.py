@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
-from assumptions import GIB, Costs, Row, checked_plan, fastest_convolutions, host_time, passes_of_normalization, plan, row, tape_of
+from assumptions import GIB, Costs, Row, checked_plan, copied_in_place, fastest_convolutions, host_time, passes_of_normalization, plan, row
+from assumptions import tape_of
 from caching import reserved_bytes
 
 from vramlab.costs import roofline_costs
@@ -96,6 +98,7 @@ def _step_times(claim: str, tape: Tape) -> Iterator[Row]:
 
 
 PASSES, BOTH = "a BatchNorm's map goes past 3 times, in its backward 5", "both"
+COPIES = "both, and operators in place copy first"
 
 
 def _rates() -> dict[str, Costs]:
@@ -118,6 +121,19 @@ def dtr_shares() -> Iterator[Row]:
         tape = tape_of(model, batch_size, optimizer="none")
         yield from _shares(f"dtr-{name}", tape, budgets)
     yield from _shares("dtr-resnet1202", tape_of("resnet1202", 64, optimizer="none", in_place=False), (8, 6, 4, 2))
+
+
+def dtr_copies() -> Iterator[Row]:
+    """Shares where an operator in place copies its input first, as in the prototype, whose runs had groups, and sampling where it helped."""
+    costs = copied_in_place(_rates()[BOTH])
+    board = load_profile("titan-v")
+    slower = replace(board, memory_bytes_per_second=STREAM_SHARE * board.memory_bytes_per_second)
+    ways = {"": {}, "; union-find groups": {"heuristic": "eq"}, "; sampling and union-find groups": {"sampling": True, "heuristic": "eq"}}
+    for name, (model, batch_size, budgets) in MODELS.items():
+        tape = tape_of(model, batch_size, optimizer="none")
+        for what, device in {COPIES: board, f"{COPIES}, and 0.83 of the memory bandwidth": slower}.items():
+            for budget, (how, options) in product(budgets, ways.items()):
+                yield _recomputed(f"dtr-{name}", tape, device, budget, what + how, costs=costs, **options)
 
 
 def _shares(name: str, tape: Tape, gigabytes: tuple[int, ...]) -> Iterator[Row]:

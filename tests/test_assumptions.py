@@ -54,6 +54,15 @@ def test_the_host_takes_its_time_for_every_kernel_and_for_no_view(tape):
     assert 0 in more and max(more) > 0
 
 
+def test_an_operator_in_place_copies_first():
+    """Reading and writing as many bytes as it does itself, where memory is what it waits for; one that is not in place copies nothing."""
+    convolutions = nn.Conv2d(3, 40, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(40, 4, 3), nn.ReLU()
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(15376, 10))
+    tape = capture(model.train(), cross_entropy, (BATCH[0].repeat(8, 1, 1, 1), BATCH[1].repeat(8))).tape
+    found = ratios(tape, assumptions.copied_in_place())
+    assert found == pytest.approx({"relu": 2})
+
+
 def test_40_filters_are_two_tiles_of_32(tape):
     """A convolution by arithmetic alone, on a board whose memory is no limit: 64 filters are computed for 40."""
     endless = replace(BOARD, memory_bytes_per_second=1e18, launch_seconds=0.0)
