@@ -170,7 +170,7 @@ def host_time(seconds: float, costs: Costs = roofline_costs) -> Costs:
 
 
 def copied_in_place(costs: Costs = roofline_costs) -> Costs:
-    """An operator in place of its input copies that first, as in DTR's prototype, where it has to run again. Of the copy the time counts."""
+    """An operator in place of its input copies that first, as in DTR's prototype, to be able to run again. Of the copy the time counts."""
     def copying(tape: Tape, device: DeviceProfile) -> Tape:
         plain = costs(tape, device)
         copies = {op.id: 2 * tape.storages[op.takeover[0]].nbytes for op in tape.ops if op.takeover and op.is_eager_inplace}

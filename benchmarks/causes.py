@@ -18,7 +18,7 @@ from assumptions import GIB, LIBRARY, Row, fastest_workspaces, half_the_rates, h
 from assumptions import passes_of_normalization, plan, pooling_by_indices_alone, row, tape_of, tape_of_module, whole_tiles
 from assumptions import with_bits_for_relu, without_pooling_indices
 from caching import reserved_bytes
-from causes_dtr import PASSES, dtr, dtr_copies, dtr_rates, dtr_shares
+from causes_dtr import PASSES, dtr, dtr_copies, dtr_first_runs, dtr_rates, dtr_shares
 from causes_sublinear import sublinear, sublinear_lstm, sublinear_network, sublinear_plans, sublinear_steps
 from causes_superneurons import superneurons, superneurons_calls, superneurons_resnets
 from causes_vdnn import vdnn, vdnn_loss, vdnn_share, vdnn_six
@@ -135,7 +135,7 @@ def densenet_rates() -> Iterator[Row]:
 PARTS = {part.__name__.replace("_", "-"): part for part in (
     vdnn, vdnn_loss, vdnn_share, vdnn_six, superneurons, superneurons_calls, superneurons_resnets, modnn, fujitsu, densenet, densenet_rates,
     sublinear, sublinear_network, sublinear_plans, sublinear_lstm, sublinear_steps, dtr, dtr_rates, dtr_shares,
-    dtr_copies)}
+    dtr_copies, dtr_first_runs)}
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def dtr_shares() -> Iterator[Row]:
 
 
 def dtr_copies() -> Iterator[Row]:
-    """Shares where an operator in place copies its input first, as in the prototype, whose runs had groups, and sampling where it helped."""
+    """Shares where an operator in place copies its input first, as in the prototype. It had groups, at larger budgets sampling too."""
     costs = copied_in_place(_rates()[BOTH])
     board = load_profile("titan-v")
     slower = replace(board, memory_bytes_per_second=STREAM_SHARE * board.memory_bytes_per_second)
@@ -134,6 +134,18 @@ def dtr_copies() -> Iterator[Row]:
         for what, device in {COPIES: board, f"{COPIES}, and 0.83 of the memory bandwidth": slower}.items():
             for budget, (how, options) in product(budgets, ways.items()):
                 yield _recomputed(f"dtr-{name}", tape, device, budget, what + how, costs=costs, **options)
+
+
+def dtr_first_runs() -> Iterator[Row]:
+    """Shares where the host takes its time for first runs alone: the prototype's own runtime runs operators again, without Python."""
+    host, _ = _host_seconds()
+    for budget in (8, 6, 4, 2):
+        found = plan(tape_of("resnet1202", 64, optimizer="none", in_place=False), "dtr", "titan-v", costs=_rates()[BOTH],
+                     budget_bytes=int(budget * 1e9))
+        without = found["recompute_seconds"] - host * found["recomputes"]
+        what = f"{BOTH}, the host's for first runs alone"
+        yield row(f"dtr-resnet1202-{budget}g-recompute", "recomputation of the first runs' time", "%", what,
+                  100 * without / found["compute_seconds"])
 
 
 def _shares(name: str, tape: Tape, gigabytes: tuple[int, ...]) -> Iterator[Row]:
