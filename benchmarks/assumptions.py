@@ -173,7 +173,8 @@ def copied_in_place(costs: Costs = roofline_costs) -> Costs:
     """An operator in place of its input copies that first, as in DTR's prototype, to be able to run again. Of the copy the time counts."""
     def copying(tape: Tape, device: DeviceProfile) -> Tape:
         plain = costs(tape, device)
-        copies = {op.id: 2 * tape.storages[op.takeover[0]].nbytes for op in tape.ops if op.takeover and op.is_eager_inplace}
+        copies = {op.id: 2 * tape.storages[op.takeover[0]].nbytes for op in tape.ops
+                  if op.takeover and op.is_eager_inplace and op.phase is Phase.FORWARD}
         return plain.with_costs([op.seconds + device.op_seconds(0, copies[op.id]) if op.id in copies else op.seconds for op in plain.ops])
 
     return copying

@@ -20,7 +20,7 @@ from assumptions import with_bits_for_relu, without_pooling_indices
 from caching import reserved_bytes
 from causes_dtr import PASSES, dtr, dtr_copies, dtr_first_runs, dtr_rates, dtr_shares
 from causes_sublinear import sublinear, sublinear_lstm, sublinear_network, sublinear_plans, sublinear_steps
-from causes_superneurons import superneurons, superneurons_calls, superneurons_resnets
+from causes_superneurons import superneurons, superneurons_batches, superneurons_calls, superneurons_resnets
 from causes_vdnn import vdnn, vdnn_loss, vdnn_share, vdnn_six
 from common import keep, kept, machine, specs
 
@@ -133,7 +133,8 @@ def densenet_rates() -> Iterator[Row]:
 
 
 PARTS = {part.__name__.replace("_", "-"): part for part in (
-    vdnn, vdnn_loss, vdnn_share, vdnn_six, superneurons, superneurons_calls, superneurons_resnets, modnn, fujitsu, densenet, densenet_rates,
+    vdnn, vdnn_loss, vdnn_share, vdnn_six, superneurons, superneurons_calls, superneurons_resnets,
+    superneurons_batches, modnn, fujitsu, densenet, densenet_rates,
     sublinear, sublinear_network, sublinear_plans, sublinear_lstm, sublinear_steps, dtr, dtr_rates, dtr_shares,
     dtr_copies, dtr_first_runs)}
 

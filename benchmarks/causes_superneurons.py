@@ -70,6 +70,24 @@ def superneurons_resnets() -> Iterator[Row]:
                 yield row(f"sn-recomp-resnet{depth}-{name}", "operators run again", "layers", what, again)
 
 
+def superneurons_batches() -> Iterator[Row]:
+    """The largest batch within 12 GiB by the line through two smaller ones, where backward operators read what cuDNN's calls ask for."""
+    networks = {"alexnet": (lambda n: tape_of("alexnet", n), (128, 256)), "vgg16": (lambda n: tape_of("vgg16", n), (32, 64)),
+                "resnet50": (lambda n: tape_of("resnet50", n), (32, 64)),
+                "alexnet, as of 2012": (lambda n: tape_of_module(AlexNet2012(), n, 227), (128, 256))}
+    for network, (step, sizes) in networks.items():
+        edits = {"": lambda tape: tape,
+                 "no indices of pooling": without_pooling_indices,
+                 "that, and backward operators read what their layer read and made":
+                     lambda tape: backward_reads(without_pooling_indices(tape), CUDNN, read=True)}
+        for what, edit in edits.items():
+            low, high = (plan(edit(step(n)), "superneurons", "k40c", budget_bytes=1)["smallest_bytes"] for n in sizes)
+            largest = sizes[0] + (12 * GIB - low) * (sizes[1] - sizes[0]) / (high - low)
+            name, _, of = network.partition(", ")
+            yield row(f"sn-batch-{name}-superneurons", "largest batch within 12 GiB, by the line through two smaller ones", "images",
+                      ", ".join(filter(None, (of, what))), int(largest))
+
+
 def _peak(tape: Tape, **options: object) -> int:
     return plan(tape, "superneurons", "k40c", budget_bytes=12 * GIB, **options)["peak_bytes"]
 
