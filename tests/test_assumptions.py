@@ -60,7 +60,7 @@ def test_an_operator_in_place_copies_first():
     model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(15376, 10))
     tape = capture(model.train(), cross_entropy, (BATCH[0].repeat(8, 1, 1, 1), BATCH[1].repeat(8))).tape
     found = ratios(tape, assumptions.copied_in_place())
-    assert found == pytest.approx({"relu": 2})
+    assert found == pytest.approx({"relu_": 2})
 
 
 def test_40_filters_are_two_tiles_of_32(tape):
@@ -91,4 +91,4 @@ def test_the_public_network_ends_a_block_in_a_relu_of_its_own():
     sums = [op for op in tape.ops if op.target == "aten.add.Tensor" and op.phase is Phase.FORWARD]
     readers = [{tape.ops[r].target for r in tape.readers[tape.tensors[op.outputs[0]].storage] if tape.ops[r].phase is Phase.FORWARD}
                for op in sums]
-    assert len(sums) == 5 and all("aten.relu.default" not in found for found in readers)
+    assert len(sums) == 5 and not any("relu" in target for found in readers for target in found)
