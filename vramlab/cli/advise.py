@@ -172,7 +172,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         return
     columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
-        task = progress.add_task("", total=None)
+        task = progress.add_task("", total=0)
 
         def tell(text: str, done: int, total: int) -> None:
             progress.update(task, completed=done, total=total, description=text.replace("[", r"\["))
