@@ -774,6 +774,15 @@ class _SimulatedSearch:
                 self._keep(list(self.trials.values()))
         return self.trials[value]["fits"]
 
+    def know(self, value: int, facts: Mapping[str, Any]) -> None:
+        """A trial that was made elsewhere, as `make_plan` tells it."""
+        refusal, predicted = facts.get("infeasible"), facts.get("predicted", {})
+        self.trials[value] = (trial(value, Outcome.PLAN_INFEASIBLE, "budget", peak_bytes=refusal["smallest_bytes"]) if refusal
+                              else trial(value, Outcome.OK, "", peak_bytes=predicted["peak_bytes"], samples=self.cell.batch_size_at(value),
+                                         step_seconds=predicted["step_seconds"], compute_seconds=predicted["compute_seconds"]))
+        if self._keep:
+            self._keep(list(self.trials.values()))
+
     def is_true_at(self, value: int) -> bool:
         """Is the trial's tape that of a capture?"""
         return self.at == self.captured or self.at(value) == _bare(self.captured(value))
@@ -853,7 +862,9 @@ def advise(spec: Spec, folder: str) -> None:
         search = _search_for_advice(cell, partial(keep, "trials.json"))
         step = search.step(cell)
         whole = _Whole(search.at(batch_size), step and replace(step, batch=cell.batch(batch_size)), 0.0)
-        keep("plan.json", _facts_of(cell, whole, out, None))
+        facts = _facts_of(cell, whole, out, None)
+        keep("plan.json", facts)
+        search.know(batch_size, facts)
         found = search.find(first=batch_size)
     keep("found.json", {"largest": found.largest, "hit_upper_end": found.hit_upper_end})
 
