@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hand_made import ENVIRONMENT, MIB, measured_step
+from tapes import chain
 
 from vramlab.crowd.keys import comparability_key, device_of
 from vramlab.crowd.rules import RULES
+from vramlab.liveness import lower_bound_bytes
 from vramlab.nvml import GPU_COLUMNS
 from vramlab.record import Outcome, RunRecord
 from vramlab.telemetry import COLUMNS, Telemetry
@@ -25,7 +28,7 @@ def telemetry(seconds: int = 30, **columns: Any) -> Telemetry:
     made["rss_bytes"] = [float(10**9 + s) for s in range(seconds + 1)]
     for name, value in columns.items():
         made[name] = [float(value(s)) for s in range(seconds + 1)] if callable(value) else value
-    header = {"format": 1, "period_seconds": 1.0, "started": "", "gpu": None, "missing": dict.fromkeys(GPU_COLUMNS, "none")}
+    header = {"format": 1, "period_seconds": 1.0, "started": "2026-01-02T03:04:05.250+00:00", "gpu": None, "missing": dict.fromkeys(GPU_COLUMNS, "none")}
     return Telemetry(header=header, trailer={"rows": seconds + 1, "missed": 0, "achieved_period_seconds": 1.0}, columns=made)
 
 
@@ -71,6 +74,19 @@ def test_the_driver_sees_what_torch_reserved():
     assert "on a board of" in found("board", on_gpu(), samples=much)[0][1]
 
 
+@pytest.mark.parametrize(("peak", "is_told"), [(lambda bound: bound, False), (lambda bound: bound - 2 * MIB, True)])
+def test_a_prepared_tape_has_a_bound_of_its_own(peak, is_told):
+    """What its record says of eager's, which is not in the bundle, lets nothing pass: here one byte."""
+    tape = chain(workspace_bytes=8 * MIB)
+    record = on_gpu(peak_mib=peak(lower_bound_bytes(tape)) / MIB, library_bytes=0)
+    record = replace(record, files={"tape.json.gz": "0" * 64}, predicted={**record.predicted, "inplace_gradients": {"ops": 1}},
+                     provenance={**record.provenance, "lower_bound_bytes": 1})
+    contents = SimpleNamespace(records={"r0": record}, tape=lambda sha256: tape)
+    (asked,) = [r for group in RULES.values() for r in group if r.name == "lower-bound"]
+    faults = list(asked.ask(SimpleNamespace(contents=contents, count=lambda n=1: None, once=lambda key, make: make())))
+    assert [where for where, _ in faults] == ["r0:measured.peak_bytes"] * is_told
+
+
 @pytest.mark.parametrize(("gpu", "field"), [
     ({"memory_bytes": 80 * GIB}, "memory_bytes"), ({"memory_bytes": 16 * GIB}, "memory_bytes"), ({"driver": "525.10"}, "driver"),
     ({"name": "NVIDIA H200"}, "memory_bytes")])
@@ -92,6 +108,15 @@ def test_energy_is_within_the_power_limit():
 def test_telemetry_spans_the_cell_and_comes_as_often_as_asked():
     assert found("telemetry-span", on_gpu(), samples=telemetry(5))  # of 30 seconds
     assert found("telemetry-span", on_gpu(), samples=telemetry(60))
+
+
+@pytest.mark.parametrize(("began", "is_told"), [
+    ("2026-01-02T03:04:01.000+00:00", False), ("2026-01-02T04:04:06.000+01:00", False), ("2026-01-02T03:04:41.000+00:00", True),
+    ("2026-01-02T03:03:50.000+00:00", True), ("2019-01-02T03:04:05.000+00:00", True), ("", True), ("2026-01-02T03:04:05", True)])
+def test_telemetry_begins_while_its_cell_runs(began, is_told):
+    samples = telemetry()
+    dated = replace(samples, header={**samples.header, "started": began})
+    assert bool(found("telemetry-span", on_gpu(), samples=dated)) is is_told
     constant = telemetry(power_watts=lambda s: 70)
     assert any("never moves" in message for _, message in found("telemetry-quality", on_gpu(), samples=constant))
 

@@ -25,6 +25,7 @@ from vramlab.crowd.layout import Limits
 from vramlab.crowd.manifest import signed
 from vramlab.crowd.rules import RULES
 from vramlab.crowd.signing import make_key
+from vramlab.statistics import Interval, distinguishable, paired_ratio
 
 KEY = make_key()
 
@@ -317,6 +318,31 @@ def test_a_forged_tape_is_refused(members, tmp_path, what):
     change, rule = TAPES[what]
     name = packed_file(members, record_of_method(members, "checkpoint", "sim"), "tape.json.gz")
     assert rule in errors(check(forge(repacked(members, name, change), tmp_path, KEY)))
+
+
+@pytest.mark.parametrize("claim", [
+    {"split_convolutions": {}}, {"split_convolutions": {"split_ops": 0, "unsplit_ops": [], "is_checked": True}},
+    {"split_convolutions": {"split_ops": 3, "unsplit_ops": [], "is_checked": True}}, {"inplace_gradients": {}},
+    {"inplace_gradients": {"ops": 0}}, {"inplace_gradients": {"ops": 2}}])
+def test_a_tape_that_is_not_prepared_hides_nothing_by_being_called_so(members, tmp_path, claim):
+    """Less can be derived of a prepared tape; eager's own is none."""
+    name = record_of_method(members, "checkpoint")
+
+    def change(body: Any) -> None:
+        body["predicted"] |= claim | {"eager_step_seconds": 1e9}
+    told = [f.message for f in check(forge(with_json(members, name, change), tmp_path, KEY)).errors if f.rule == "tape"]
+    assert told, "the rule `tape` refuses it"
+
+
+def test_a_step_faster_than_any_device_is_refused(members, tmp_path):
+    name = record_of_method(members, "checkpoint")
+
+    def change(body: Any) -> None:
+        body["measured"]["step_seconds"] = [1e-15 * s for s in body["measured"]["step_seconds"]]
+        ratio = paired_ratio(body["measured"]["step_seconds"], body["measured"]["baseline_step_seconds"])
+        drift = Interval(**body["measured"]["drift"])
+        body["measured"] |= {"ratio": ratio.to_json(), "is_distinguishable": distinguishable(ratio, drift)}
+    assert "speed" in errors(check(forge(with_json(members, name, change), tmp_path, KEY)))
 
 
 def test_eager_is_eagers_own_order(members, tmp_path):

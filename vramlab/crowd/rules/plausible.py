@@ -15,6 +15,8 @@ from vramlab.crowd.manifest import machine_of
 from vramlab.crowd.rules.agreeing import disagreements
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.crowd.rules.numbers import measured_steps
+from vramlab.crowd.rules.schedules import planned
+from vramlab.liveness import lower_bound_bytes
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord
 from vramlab.runs import TELEMETRY_FILE
@@ -25,6 +27,7 @@ SECONDS_APART = 5.0  # by which dates in whole seconds, and a sampler's start an
 LARGEST_PERIOD = 2.0  # achieved period over the requested one
 LEAST_SPAN = 0.5  # of a cell's seconds that its telemetry covers
 LOWER_PEAK = 0.05  # by which a larger batch may have a lower peak
+FASTEST = 1e17  # FLOP/s that no single board comes near, at any precision
 FEWEST_SAMPLES = 4  # of which no two are equal to the last digit, by a clock of nanoseconds
 # Memory of boards in bytes, as sold; what a driver reports is at most this, and a little less with ECC.
 BOARDS: Mapping[str, float] = {
@@ -73,6 +76,19 @@ def _time_fits(e: Examination) -> Iterator[Fault]:
             yield f"{name}:measured.step_seconds", f"the steps took {spent:.0f} s of a cell that took {seconds:.0f} s"
 
 
+@rule(Round.PLAUSIBILITY, "speed", "no step computes faster than any one device can")
+def _speed(e: Examination) -> Iterator[Fault]:
+    for found in planned(e):
+        if found.is_simulated:
+            continue
+        flops = sum(op.flops for op in found.tape.ops)
+        for key in ("step_seconds", "baseline_step_seconds"):
+            samples = found.record.measured.get(key) or []
+            e.count(bool(samples))
+            if samples and flops > FASTEST * min(samples):
+                yield f"{found.name}:measured.{key}", f"{min(samples):.3g} s for {flops:.3g} FLOP; no device does {FASTEST:.0e} a second"
+
+
 @rule(Round.PLAUSIBILITY, "constant-samples", "step times differ from each other, as a clock of nanoseconds has them")
 def _constant(e: Examination) -> Iterator[Fault]:
     for name, record in measured_steps(e):
@@ -117,6 +133,15 @@ def _lower_bound(e: Examination) -> Iterator[Fault]:
         e.count()
         if peak < bound - max(TOLERANCE_SHARE * bound, TOLERANCE_BYTES):
             yield f"{name}:measured.peak_bytes", f"{peak:,} bytes; every schedule of this step holds {bound:,}"
+    for found in planned(e):  # the step that ran, where it is another than eager's: what a record says of eager's alone binds nobody
+        peak = found.record.measured.get("peak_bytes")
+        if found.is_plain or found.is_simulated or peak is None or found.tape.micro_batches or found.devices > 1:
+            continue
+        e.count()
+        own = e.once(("bound", found.tape_sha256), lambda t=found.tape: lower_bound_bytes(t))
+        bound = own + (found.record.measured.get("library_bytes") or 0)
+        if peak < bound - max(TOLERANCE_SHARE * bound, TOLERANCE_BYTES):
+            yield f"{found.name}:measured.peak_bytes", f"{peak:,} bytes; every schedule of its tape holds {bound:,}"
 
 
 @rule(Round.PLAUSIBILITY, "prediction-far", "a measured peak is within 0.5 % or 1 MiB of its prediction", Severity.WARNING)
@@ -137,18 +162,33 @@ def _summary(e: Examination) -> Iterator[Fault]:
         yield from disagreements(f"{name}:provenance.telemetry", record.provenance.get("telemetry"), telemetry.summary())
 
 
-@rule(Round.PLAUSIBILITY, "telemetry-span", "telemetry spans its cell, and none is longer")
+@rule(Round.PLAUSIBILITY, "telemetry-span", "telemetry begins within its cell and spans it, and none is longer")
 def _span(e: Examination) -> Iterator[Fault]:
     for name, record, telemetry in _sampled(e):
         seconds, times = record.provenance.get("seconds"), telemetry.columns["t_seconds"]
+        where = f"{name}:files.{TELEMETRY_FILE}"
+        e.count()
+        if not _lies_within(telemetry.header["started"], record.provenance):
+            yield where, f"it began at {telemetry.header['started'][:40]!r}, its cell at {record.provenance['started']}"
         if seconds is None or not times or not telemetry.trailer:
             continue
-        e.count()
-        where = f"{name}:files.{TELEMETRY_FILE}"
         if times[-1] > seconds + SECONDS_APART:
             yield where, f"it has samples at {times[-1]:.0f} s of a cell that took {seconds:.0f} s"
         if times[-1] < LEAST_SPAN * (seconds - SECONDS_APART):
             yield where, f"it ends at {times[-1]:.0f} s of a cell that took {seconds:.0f} s"
+
+
+def _lies_within(began: str, provenance: Mapping[str, Any]) -> bool:
+    """Did a sampler begin while its cell ran? Samples of another cell, or of another day, did not."""
+    started, ended = (_of_time(provenance[key]) for key in ("started", "ended"))
+    try:
+        at = datetime.fromisoformat(began)
+    except ValueError:
+        return False
+    if started is None or ended is None or at.tzinfo is None:
+        return at.tzinfo is not None  # the rule `clock` tells of a cell without dates
+    slack = timedelta(seconds=SECONDS_APART)
+    return started - slack <= at <= ended + slack
 
 
 @rule(Round.PLAUSIBILITY, "telemetry-quality", "samples come as often as asked, sensors move, the file is whole", Severity.WARNING)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from vramlab import in_place, split
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.crowd.findings import Severity
 from vramlab.crowd.rules.agreeing import RELATIVE, agree, disagreements
@@ -61,7 +62,7 @@ class Planned:
     @property
     def is_plain(self) -> bool:
         """Is the tape that of eager, too: neither prepared for the method nor cut into passes or shares?"""
-        changed = {"split_convolutions", "inplace_gradients"} & set(self.record.predicted)
+        changed = {split.NEED, in_place.NEED} & set(self.record.predicted)
         return not self.tape.micro_batches and self.devices == 1 and not changed and self.record.kind != "max_batch"
 
     def profile(self) -> DeviceProfile | None:
@@ -114,9 +115,31 @@ def _tape(e: Examination) -> Iterator[Fault]:
             derived |= {"basic_layers": layers, "ops": len(tape.ops), "lower_bound_bytes": bound + library}
         for key, value in derived.items():
             yield from disagreements(f"{where}.{key}", provenance.get(key), value)
+        yield from _preparation(found)
         if [op.flops for op in tape.ops] != e.once(("flops", found.tape_sha256), lambda t=tape: [op.flops for op in with_flops(t).ops]):
             yield f"{found.name}:files.{TAPE_FILE}", "the FLOP of its ops are not those of their shapes"
         yield from _batch(found)
+
+
+def _preparation(found: Planned) -> Iterator[Fault]:
+    """A tape that is said to be prepared for its method is: to prepare it once more changes nothing, and it has as many such ops as said.
+
+    Of a prepared tape less can be derived than of eager's, so that a false word would hide what else is false.
+    """
+    predicted, where, tape = found.record.predicted, f"{found.name}:predicted", found.tape
+    if tape.micro_batches or found.record.kind == "max_batch":
+        return
+    if (said := predicted.get(split.NEED)) is not None:
+        whole = split.splittable_ops(tape)
+        derived = {"split_ops": sum(map(split.is_data_half, tape.ops)), "unsplit_ops": len(whole)}
+        claimed = {"split_ops": said.get("split_ops"), "unsplit_ops": len(said["unsplit_ops"]) if "unsplit_ops" in said else None}
+        yield from disagreements(f"{where}.{split.NEED}", claimed, derived)
+        if split.split_convolutions(tape, {op.id for op in whole}).digest != tape.digest:
+            yield f"{where}.{split.NEED}", "is claimed of a tape that is not prepared so"
+    if (said := predicted.get(in_place.NEED)) is not None:
+        yield from disagreements(f"{where}.{in_place.NEED}", said, {"ops": len(in_place.inplace_ops(tape))})
+        if in_place.with_inplace_gradients(tape).digest != tape.digest:
+            yield f"{where}.{in_place.NEED}", "is claimed of a tape that is not prepared so"
 
 
 def _batch(found: Planned) -> Iterator[Fault]:
