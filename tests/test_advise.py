@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import vramlab.advice
+import vramlab.cli.advise as cli_advise
 from vramlab.advice import EAGER, Advice, Answer, Question, advise, largest_in_words
 from vramlab.capture import capture
 from vramlab.check import check_schedule
@@ -243,7 +244,10 @@ def test_advice_in_processes_of_their_own_and_its_commands(tmp_path, monkeypatch
     (["--model", "resnet50", "model.image_sizes=3"], 2, r"image_size"),
     (["--model", OWN, "model.image_size=3"], 2, r"model.image_size=3: --model my_pkg.my_module:build says itself what it is"),
     (["--model", "my_pkg.other:build"], 2, r"--model my_pkg.other:build: there is no module my_pkg.other"),
-    (["--model", "my_pkg.my_module:biuld"], 2, r"my_pkg.my_module has no function 'biuld'; did you mean 'build'\?"),
+    (["--model", "resnet50", "--budget", "0%"], 2, r"--budget: '0%' is no share of eager's peak: it must be above 0 %"),
+    (["--model", ":build"], 2, r"^--model :build: a function of a module is written my_pkg.my_module:build"),
+    (["--model", "../x:build"], 2, r"^--model ../x:build: a function of a module is written"),
+    (["--model", "my_pkg.my_module:biuld"], 2, r"^--model my_pkg.*: my_pkg.my_module has no function 'biuld'; did you mean 'build'\?"),
 ])
 def test_one_clear_line_for_each_wrong_word(own, capsys, words, code, said):
     device = [] if "--device" in words else ["--device", DEVICE]
@@ -262,6 +266,8 @@ WRONG = {
     "return model, loss_fn, torch.zeros(7, 4)": r"build\(2\) returned an example of 7 samples: the first dimension",
     "raise KeyError('data')": r"my_pkg.wrong:build\(2\) raised KeyError: 'data'",
     "import no_such_package_xyz": r"raised ModuleNotFoundError",
+    "raise SystemExit('bye')": r"my_pkg.wrong:build\(2\) raised SystemExit: bye",
+    "return model, loss_fn, example, torch.optim.LBFGS(model.parameters())": r"cannot capture .*: the optimizer LBFGS takes no plain step",
     "return model, lambda model, x: model(x).sum().item(), example": r"cannot capture this training step",
 }
 
@@ -281,6 +287,21 @@ def test_a_module_whose_import_fails_says_what_it_lacks(own, capsys):
     (own / "my_pkg" / "lacking.py").write_text("import no_such_package_xyz\n")
     assert main(["advise", "--model", "my_pkg.lacking:build", "--batch", "4", "--device", DEVICE]) == 2
     assert "my_pkg.lacking imports no_such_package_xyz, which is not installed" in capsys.readouterr().err
+
+
+def test_a_module_that_ends_the_program_is_a_wrong_module(own, capsys):
+    (own / "my_pkg" / "ending.py").write_text("import sys\nsys.exit('usage: ...')\n")
+    assert main(["advise", "--model", "my_pkg.ending:build", "--batch", "4", "--device", DEVICE]) == 2
+    assert "--model my_pkg.ending:build: importing my_pkg.ending raised SystemExit: usage: ..." in capsys.readouterr().err
+
+
+def test_where_nothing_is_gained_the_best_is_plain_pytorch_and_the_last_batch_tried_is_said(own, capsys, monkeypatch):
+    """With memory enough every method does what eager does; a name earlier in the alphabet makes none better."""
+    monkeypatch.setattr(vramlab.advice, "HIGHEST", 16)
+    monkeypatch.setattr(cli_advise, "HIGHEST", 16)
+    assert main(["advise", "--model", OWN, "--batch", "8", "--device", DEVICE, "--methods", "capuchin,delta"]) == 0
+    told = capsys.readouterr().out
+    assert "best: eager" in told and "16 or more: no larger batch is tried" in told and "--seconds" not in told
 
 
 def test_an_example_of_a_size_is_what_build_returns_for_it(own):

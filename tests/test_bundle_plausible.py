@@ -28,7 +28,8 @@ def telemetry(seconds: int = 30, **columns: Any) -> Telemetry:
     made["rss_bytes"] = [float(10**9 + s) for s in range(seconds + 1)]
     for name, value in columns.items():
         made[name] = [float(value(s)) for s in range(seconds + 1)] if callable(value) else value
-    header = {"format": 1, "period_seconds": 1.0, "started": "2026-01-02T03:04:05.250+00:00", "gpu": None, "missing": dict.fromkeys(GPU_COLUMNS, "none")}
+    header = {"format": 1, "period_seconds": 1.0, "started": "2026-01-02T03:04:05.250+00:00", "gpu": None,
+              "missing": dict.fromkeys(GPU_COLUMNS, "none")}
     return Telemetry(header=header, trailer={"rows": seconds + 1, "missed": 0, "achieved_period_seconds": 1.0}, columns=made)
 
 

@@ -171,7 +171,7 @@ def test_who_may_not_organise_announces_nothing(site):
     ("title", "", "is needed"), ("title", "x" * 201, "longer than 200"), ("name", "Über", "lower-case letters"),
     ("name", "new", "lower-case letters"), ("name", "../admin", "lower-case letters"), ("batch_size", "-1", "whole number above zero"),
     ("batch_size", "１", "whole number above zero"),
-    ("seeds", "1, x", "whole numbers"), ("seeds", "", "is needed"),
+    ("seeds", "1, x", "whole numbers"), ("seeds", "", "is needed"), ("seeds", " , ", "at least one"),
     ("seeds", "1;DROP TABLE result", "whole numbers"), ("metric", "id", "is one of"),
     ("closes_at", "2025-01-01T00:00", "not after it opens"), ("opens_at", "tomorrow", "date and a time"),
     ("opens_at", "0001-01-01T00:00", "no date"),

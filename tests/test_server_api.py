@@ -156,6 +156,14 @@ def test_without_telemetry_of_its_own_nothing_is_reproduced(lite, tmp_path):
     assert states(lite, ours) == [("checked", 0, 0)]
 
 
+def test_who_was_copied_can_send_the_same_measurement_again(lite):
+    """In a larger bundle, say. The copy is flagged, its owner is not, and the copier is still not the owner."""
+    lite.submit("ada", measured(1, host="one", gpu=V100))
+    assert lite.submit("bob", measured(1, host="two", gpu=V100))["state"] == "flagged"
+    assert lite.submit("ada", measured(1, host="one", gpu=V100), measured(2, host="one", gpu=V100, budget="50%"))["state"] == "checked"
+    assert lite.submit("bob", measured(1, host="two", gpu=V100), measured(3, host="two", gpu=V100, budget="40%"))["state"] == "flagged"
+
+
 def test_copied_telemetry_and_copied_steps_are_flagged(server):
     ours = server.submit("ada", measured(1, host="one", gpu=V100))["bundle"]
     answer = server.submit("bob", measured(1, host="two", gpu=V100))
@@ -525,6 +533,13 @@ def test_a_competition_has_a_seed_set(lite, seeds):
     assert lite.say("olga", "competitions", **rules).status_code == 422
     assert lite.say("olga", "competitions", **competition_rules(name="new")).status_code == 422, "its page would be the form's"
     assert lite.say("olga", "competitions", **competition_rules(seeds=[2, 0, 2])).json()["seeds"] == [0, 2]
+
+
+@pytest.mark.parametrize("dates", [{"closes_at": "9999-12-31T23:59:59-12:00"}, {"opens_at": "0001-01-01T00:00:00+14:00"}])
+def test_a_competition_lies_in_our_time(lite, dates):
+    """In UTC these dates are beyond what a date can be."""
+    answer = lite.say("olga", "competitions", **competition_rules(**dates))
+    assert answer.status_code == 422 and "century" in answer.json()["error"]
 
 
 def test_verdicts_count_once_an_account(lite):

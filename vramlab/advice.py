@@ -95,7 +95,7 @@ class Answer:
     plan_seconds: float | None = None
     changes_semantics: bool = False  # it cuts the batch, and BatchNorm or dropout make that another step
     largest_batch: int | None = None  # None: nothing fits, or nothing is known
-    is_at_least: bool = False  # the search was not through: a larger batch may fit
+    is_at_least: bool = False  # a larger batch may fit: the search was not through, or came to the largest batch that is tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +132,13 @@ def advise(question: Question, *, seconds: float, tell: Callable[[str, int, int]
         for answer in asker.answers(step):
             answers.append(answer)
             tell(in_words(answer), len(answers), total)
-    answers.sort(key=lambda a: (not a.fits, a.step_seconds or 0.0, a.method))
+    answers.sort(key=_rank)
     return Advice(step=step, answers=tuple(answers), skipped=question.skipped)
+
+
+def _rank(answer: Answer) -> tuple[bool, float, bool, str]:
+    """Those that fit first, the fastest first; where a method gains nothing on plain PyTorch, that is simpler and comes before it."""
+    return not answer.fits, answer.step_seconds or 0.0, answer.method != EAGER, answer.method
 
 
 def in_words(answer: Answer) -> str:

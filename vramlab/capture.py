@@ -684,7 +684,10 @@ def optimizer_state_shapes(
         copy = type(optimizer)([{**options, "params": stand_ins}], **({"lr": group["lr"]} if "lr" in group else {}))
         for s in stand_ins:
             s.grad = torch.ones_like(s)
-        copy.step()
+        try:
+            copy.step()
+        except TypeError as error:  # LBFGS calls for the loss again and again: that is no step after one backward pass
+            raise CaptureError(f"the optimizer {type(optimizer).__name__} takes no plain step(): {error}") from error
         for p, s in zip(parameters, stand_ins):
             for key, value in sorted(copy.state[s].items()):
                 if isinstance(value, torch.Tensor):

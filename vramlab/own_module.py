@@ -37,9 +37,10 @@ class OwnModule:
 
     def step(self, batch_size: int) -> TrainingStep:
         """The step at this batch size. WorkflowError says in one line what is wrong with the module, the function or what it returned."""
+        build = self._build
         try:
-            found = self._build(batch_size)
-        except Exception as error:  # whatever the user's own code raises is told, with the call that raised it
+            found = build(batch_size)
+        except (Exception, SystemExit) as error:  # whatever the user's own code raises is told, with the call that raised it
             raise WorkflowError(f"{self.name}({batch_size}) raised {type(error).__name__}: {_first_line(error)}") from error
         model, loss_fn, example, optimizer = self._checked(found, batch_size)
         inputs, structure = tree_flatten(tuple(example) if isinstance(example, tuple | list) else (example,))
@@ -67,13 +68,15 @@ class OwnModule:
     @cached_property
     def _build(self) -> Callable[[int], Any]:
         module_name, _, function = self.name.partition(":")
+        if not all(word.isidentifier() for word in (*module_name.split("."), function)):
+            raise WorkflowError(f"--model {self.name}: a function of a module is written my_pkg.my_module:build")
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is not None and not (module_name + ".").startswith(error.name + "."):
                 raise WorkflowError(f"--model {self.name}: {module_name} imports {error.name}, which is not installed") from error
             raise WorkflowError(f"--model {self.name}: there is no module {module_name}, seen from this directory or installed") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raised = f"{type(error).__name__}: {_first_line(error)}"
             raise WorkflowError(f"--model {self.name}: importing {module_name} raised {raised}") from error
         found = getattr(module, function, None)

@@ -56,7 +56,7 @@ def parse_percent(text: str | int | float) -> float | None:
         return None
     share = float(match[1]) / 100
     if not 0 < share <= 10:
-        raise ValueError(f"{text!r} is no share of eager's peak; write for example 60%")
+        raise ValueError(f"{text!r} is no share of eager's peak: it must be above 0 % and at most 1000 %")
     return share
 
 

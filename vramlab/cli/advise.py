@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vramlab.advice import Advice, Answer, Question, advise, largest_in_words
+from vramlab.advice import HIGHEST, Advice, Answer, Question, advise, largest_in_words
 from vramlab.cli.words import command, device_or_assumed, listed, print_json, table
 from vramlab.collection import Library, find_collections
 from vramlab.doctor import detect_host
@@ -130,7 +130,7 @@ def _lines(advice: Advice, words: Commands, assumed: str) -> Iterator[str]:
     if fitting:
         yield ""
         yield table(COLUMNS, map(_row, fitting), right=COLUMNS[1:])
-    yield from _notes(advice)
+    yield from _notes(advice, words)
     if advice.best:
         yield ""
         yield f"best: {advice.best.method}"
@@ -148,7 +148,7 @@ def _row(answer: Answer) -> list[str]:
             largest_in_words(answer), seconds_in_words(answer.plan_seconds)]
 
 
-def _notes(advice: Advice) -> Iterator[str]:
+def _notes(advice: Advice, words: Commands) -> Iterator[str]:
     without = [a for a in advice.answers if not a.fits]
     if without:
         yield "\ndo not fit, or gave no plan:"
@@ -159,7 +159,11 @@ def _notes(advice: Advice) -> Iterator[str]:
         yield from (f"  {', '.join(n for n, why in advice.skipped.items() if why == reason)}: {reason}" for reason in reasons)
     if any(a.changes_semantics for a in advice.answers):
         yield "\nanother step: it cuts the batch, and BatchNorm or dropout make that another result than the whole batch's"
-    if any(a.is_at_least and a.largest_batch for a in advice.answers):
+    more = [a.largest_batch for a in advice.answers if a.is_at_least and a.largest_batch]
+    tried = max(HIGHEST, words.batch)
+    if tried in more:
+        yield f"\n{tried} or more: no larger batch is tried"
+    if any(batch != tried for batch in more):
         yield "\nor more: the search for the largest batch was not through; --seconds gives it longer"
 
 

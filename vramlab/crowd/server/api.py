@@ -439,6 +439,8 @@ def create_competition(request: Request, body: NewCompetition, caller: Organiser
     """Open a competition."""
     if body.opens_at.tzinfo is None or body.closes_at.tzinfo is None or body.closes_at <= body.opens_at:
         raise Refused(422, "both dates have a time zone, and the second is later")
+    if not all(2000 <= date.year < 2200 for date in (body.opens_at, body.closes_at)):
+        raise Refused(422, "a date is not of this or the next century")
     with request.app.state.database.write() as session:
         return in_json(contests.announce(session, body.model_dump() | {"seeds": sorted(set(body.seeds))}, caller))
 

@@ -274,15 +274,20 @@ def _own_key(session: Session, caller: Caller, manifest: Manifest) -> AccountKey
 
 
 def _copies(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[Finding]:
-    """Telemetry and timed steps that are in another account's results already: no two measurements give the same."""
+    """Telemetry and timed steps that are in another account's results already: no two measurements give the same.
+
+    Not where this account had them first: who copies somebody's results cannot keep their owner from sending them again.
+    """
     found = []
     for rule, column in (("telemetry-copied", Result.telemetry_sha256), ("samples-copied", Result.samples_sha256)):
         hashes = {getattr(row, column.key): row.cell_id for row in rows if getattr(row, column.key)}
         for start in range(0, len(hashes), 500):
             part = list(hashes)[start:start + 500]
+            earliest = select(column, func.min(Result.id)).where(column.in_(part), Result.account_id == bundle.account_id)
+            first = {value: number for value, number in session.execute(earliest.group_by(column))}
             others = session.execute(select(column, Result.id).where(column.in_(part), Result.account_id != bundle.account_id))
             found += [_finding(rule, f"cells/{hashes[value]}", f"the same as of result {number}, of another account", Severity.WARNING)
-                      for value, number in others]
+                      for value, number in others if value not in first or number < first[value]]
     return found
 
 

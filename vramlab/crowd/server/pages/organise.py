@@ -197,8 +197,9 @@ def _batch_size(text: str) -> int | None:
 
 def _seeds(text: str) -> list[int]:
     found = [word.strip() for word in text.split(",") if word.strip()]
-    if len(found) > MOST_SEEDS or not all(word.isascii() and word.isdigit() and len(word) < 20 and int(word) <= LARGEST for word in found):
-        raise ValueError(f"are at most {MOST_SEEDS} whole numbers with commas between")
+    are_some = 0 < len(found) <= MOST_SEEDS
+    if not are_some or not all(word.isascii() and word.isdigit() and len(word) < 20 and int(word) <= LARGEST for word in found):
+        raise ValueError(f"are whole numbers with commas between, at least one and at most {MOST_SEEDS}")
     return sorted({int(word) for word in found})
 
 
