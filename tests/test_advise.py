@@ -148,6 +148,17 @@ def test_a_method_that_changes_the_step_is_never_the_best():
     assert Advice(step={}, answers=(fast, late), skipped={}).best is None
 
 
+def test_where_eager_fits_a_method_is_the_best_only_when_it_is_faster(capsys):
+    eager = Answer(method=EAGER, options={}, fits=True, step_seconds=1.0, overhead=0.0)
+    same, faster = replace(eager, method="dqn", step_seconds=0.9995, overhead=-0.0005), replace(eager, method="vdnn", step_seconds=0.9)
+    assert Advice(step={}, answers=(same, eager), skipped={}).best == eager
+    assert Advice(step={}, answers=(faster, same, eager), skipped={}).best == faster
+    assert Advice(step={}, answers=(same, replace(eager, fits=False)), skipped={}).best == same
+    advice = Advice(step={"budget_bytes": 1000}, answers=(same, eager), skipped={})
+    words = Commands("resnet8-digits", 16, DEVICE, None, advice, [], [])
+    assert words.python is None and "budget" not in words.plan + words.run and "'methods=[eager]'" in words.run
+
+
 def test_methods_that_are_not_asked_say_why(own):
     asked = question(batch=4)
     assert next(iter(asked.configs)) == EAGER and {"delta", "dtr", "rotor"} < set(asked.configs)

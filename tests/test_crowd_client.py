@@ -354,6 +354,7 @@ def test_the_command_line_shows_what_leaves_checks_it_and_writes_it(tmp_path, ca
     run = genuine_run(tmp_path / "run", seed=3)
     assert main(["crowd-submit", str(run), "--to", str(tmp_path / "c"), "--dry-run"]) == 0
     said = capsys.readouterr().out
+    assert "taken out" in said
     assert "manifest.json" in said and "accepted" in said and "nothing was sent or written" in said and not (tmp_path / "c").exists()
     assert main(["crowd-submit", str(run), "--to", str(tmp_path / "c")]) == 0
     (bundle,) = (tmp_path / "c" / "genuine").iterdir()

@@ -159,6 +159,16 @@ def test_an_organiser_announces_a_competition(site):
     assert "there is a competition &#39;least&#39; already" in announce(site).text
 
 
+def test_who_is_not_logged_in_is_told_how_to_enter(site):
+    log_in(site, "ada")
+    announce(site)
+    assert "training.seed=SEED" not in site.get("/competitions/least").text, "there is the form"
+    site.cookies.clear()
+    page = site.get("/competitions/least").text
+    assert "training.seed=SEED" in page and 'href="/login">log in</a>' in page and "field-result" not in page
+    assert "entering results" in site.get("/login").text
+
+
 def test_who_may_not_organise_announces_nothing(site):
     assert site.get("/competitions/new").status_code == 403
     log_in(site, "bob")  # his token has the scope submit only
@@ -175,7 +185,7 @@ def test_who_may_not_organise_announces_nothing(site):
     ("seeds", "1;DROP TABLE result", "whole numbers"), ("metric", "id", "is one of"),
     ("closes_at", "2025-01-01T00:00", "not after it opens"), ("opens_at", "tomorrow", "date and a time"),
     ("opens_at", "0001-01-01T00:00", "no date"),
-    ("description", "x" * 4001, "longer than 4000"),
+    ("description", "x" * 4001, "longer than 4000"), ("device", "cpu", "words of workflows"), ("device", "sim:h200", "words of workflows"),
 ])
 def test_wrong_rules_come_back_with_what_is_wrong_and_what_was_written(site, field, value, said):
     log_in(site, "ada")

@@ -99,7 +99,15 @@ def test_what_others_reproduce_is_said_on_its_page(server):
     one, = results_of(server, server.submit("ada", measured(1, gpu=V100, host="one")))
     two, = results_of(server, server.submit("bob", measured(2, gpu=V100, host="two")))
     said = text(server, f"/results/{one}")
-    assert "reproduced by 1" in said and f"{two} bob reproduced" in said
+    assert "reproduced by 1" in said and f"{two} bob reproduced" in said and "Who does not agree" not in said
+
+
+def test_what_others_do_not_reproduce_is_said_with_the_reason(server):
+    """1.3 and 1.5 times eager's time are 0.2 apart, of which a tenth of 1.5 is allowed; the peaks are equal."""
+    one, = results_of(server, server.submit("ada", measured(1, gpu=V100, ratio=1.3, host="one")))
+    two, = results_of(server, server.submit("bob", measured(2, gpu=V100, ratio=1.5, host="two")))
+    said = text(server, f"/results/{one}")
+    assert f"{two} bob step time over eager's 1.5 against 1.3 here, and 0.15 apart is allowed" in said and "peak memory 5" not in said
 
 
 def test_a_withdrawn_bundle_leaves_a_tombstone_and_its_record_is_not_lost(server):

@@ -12,13 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vramlab.advice import HIGHEST, Advice, Answer, Question, advise, largest_in_words
+from vramlab.advice import EAGER, HIGHEST, Advice, Answer, Question, advise, largest_in_words
 from vramlab.cli.words import command, device_or_assumed, listed, print_json, table
 from vramlab.collection import Library, find_collections
 from vramlab.doctor import detect_host
 from vramlab.errors import WorkflowError
 from vramlab.report.words import DASH, bytes_in_words, seconds_in_words
 
+NO_METHOD = ", plain PyTorch: it fits, and no method makes the step shorter"
 COLUMNS = ("method", "step", "over eager", "over the bound", "peak", "largest batch", "planned in")
 
 
@@ -58,7 +59,7 @@ class Commands:
         """Plans and simulates the best again."""
         if self._is_own or not self.best:
             return None
-        budget = [] if self.best.method == "eager" else ["--budget", self.budget]
+        budget = [] if self.best.method == EAGER else ["--budget", self.budget]
         return command("plan", "step", "--model", self.model, "--batch", str(self.batch), "--method", self.best.method, *budget,
                        "--device", self.device, *self._overrides, *self._collections)
 
@@ -67,14 +68,15 @@ class Commands:
         """Runs the best beside eager where it is called, proves it equal and measures it."""
         if self._is_own or not self.best:
             return None
-        methods = list(dict.fromkeys(["eager", self.best.method]))
-        return command("run", "workflow", "one-step.yaml", f"model={self.model}", f"batch_sizes=[{self.batch}]",
-                       f"methods=[{', '.join(methods)}]", f"budgets=[{self.budget}]", *self._overrides, *self._collections)
+        is_eager = self.best.method == EAGER
+        compared = ["methods=[eager]"] if is_eager else [f"methods=[eager, {self.best.method}]", f"budgets=[{self.budget}]"]
+        return command("run", "workflow", "one-step.yaml", f"model={self.model}", f"batch_sizes=[{self.batch}]", *compared,
+                       *self._overrides, *self._collections)
 
     @property
     def python(self) -> list[str] | None:
         """The lines of a program."""
-        if not self.best or self.best.method == "eager":
+        if not self.best or self.best.method == EAGER:
             return None
         given: dict[str, object] = {"method": self.best.method, "budget": int(self.budget) if self.budget.isdigit() else self.budget}
         given |= dict(self._set_options()) | ({"collections": [str(folder) for folder in self.extra]} if self.extra else {})
@@ -133,7 +135,7 @@ def _lines(advice: Advice, words: Commands, assumed: str) -> Iterator[str]:
     yield from _notes(advice, words)
     if advice.best:
         yield ""
-        yield f"best: {advice.best.method}"
+        yield f"best: {advice.best.method}{NO_METHOD if advice.best.method == EAGER else ''}"
         told = (("to plan it again", words.plan), ("to run it and measure it on the machine at hand", words.run))
         yield from (f"  {what}: {text}" for what, text in told if text)
         if words.python:
@@ -143,8 +145,8 @@ def _lines(advice: Advice, words: Commands, assumed: str) -> Iterator[str]:
 
 def _row(answer: Answer) -> list[str]:
     name = f"{answer.method} (another step)" if answer.changes_semantics else answer.method
-    above = DASH if answer.above_bound is None else f"{answer.above_bound:+.1%}"
-    return [name, seconds_in_words(answer.step_seconds), f"{answer.overhead:+.1%}", above, bytes_in_words(answer.peak_bytes),
+    above = DASH if answer.above_bound is None else f"{answer.above_bound:+z.1%}"
+    return [name, seconds_in_words(answer.step_seconds), f"{answer.overhead:+z.1%}", above, bytes_in_words(answer.peak_bytes),
             largest_in_words(answer), seconds_in_words(answer.plan_seconds)]
 
 

@@ -94,6 +94,8 @@ def _what_leaves(packed: Packed) -> Iterator[str]:
     yield table(("bytes", "file"), [(f"{len(data):,}", name) for name, data in sorted(packed.contents.items())], right=("bytes",))
     for path, fields in packed.scrubbed.items():
         yield f"taken out of {path}: {', '.join(fields)}"
+    if not packed.scrubbed:
+        yield "taken out: nothing; no host or user name, path or UUID was found in it"
     yield f"bundle {packed.name}: {count_of(len(packed.contents), 'file')}, {bytes_in_words(packed.nbytes)}"
 
 

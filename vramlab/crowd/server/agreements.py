@@ -15,10 +15,13 @@ from sqlalchemy.orm import Session
 
 from vramlab.crowd.server.settings import Settings
 from vramlab.crowd.server.tables import VERIFIED, Agreement, Result, State, now
+from vramlab.report.words import bytes_in_words
 
 MOST_COMPARED = 200  # results of one cell that a new one is compared with, the first ones, so that a popular cell stays cheap
 # Agreements that one result keeps with one account: for *reproduced* one is enough.
 _MOST_KEPT = {State.REPRODUCED: 1, State.REPEATED: 5}
+MOST_SHOWN = 50  # results that a page says of why they do not agree
+NUMBERS = {"peak_bytes": "peak memory", "ratio": "step time over eager's", "largest": "largest size"}
 _READ = ("id", "account_id", "truth", "outcome", "peak_bytes", "overhead", "largest", "machine_hash", "telemetry_sha256",
          "samples_sha256", "record_sha256")
 
@@ -107,6 +110,31 @@ def within(result: Any, other: Any, settings: Settings) -> dict[str, Any] | None
             return None
         found[name] = theirs[name] / value - 1 if value else 0.0
     return found
+
+
+def apart(session: Session, result: Result, settings: Settings) -> list[tuple[Result, str]]:
+    """Verified results of the same cell in other bundles that count as nothing for this one, and why not, the newest first."""
+    if not _may_agree(result):
+        return []
+    others = session.scalars(select(Result).where(Result.comparison_key == result.comparison_key, Result.bundle_id != result.bundle_id,
+                                                  Result.state.in_(VERIFIED)).order_by(Result.id.desc()).limit(MOST_SHOWN))
+    return [(other, why) for other in others if (why := why_apart(result, other, settings))]
+
+
+def why_apart(result: Any, other: Any, settings: Settings) -> str:
+    """Why `other` neither reproduces nor repeats `result`, in words; empty where its numbers are near enough."""
+    if kind_of(result, other) is None:
+        return "its record, raw samples or telemetry are those of this one, or it has no telemetry"
+    if (result.truth, result.outcome) != (other.truth, other.outcome):
+        return f"outcome and truth are {other.outcome}, {other.truth} against {result.outcome}, {result.truth} here"
+    theirs, told = numbers_of(other), []
+    for name, value in numbers_of(result).items():
+        if name not in theirs:
+            told.append(f"it has no {NUMBERS[name]}")
+        elif abs(theirs[name] - value) > (limit := allowed(name, max(value, theirs[name]), settings)):
+            there, here, limit_told = (bytes_in_words(n) if name == "peak_bytes" else f"{n:.4g}" for n in (theirs[name], value, limit))
+            told.append(f"{NUMBERS[name]} {there} against {here} here, and {limit_told} apart is allowed")
+    return "; ".join(told)
 
 
 def allowed(name: str, value: float, settings: Settings) -> float:

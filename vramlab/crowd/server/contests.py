@@ -14,11 +14,21 @@ from vramlab.crowd.server.intake import Refused
 from vramlab.crowd.server.rankings import why_unfit
 from vramlab.crowd.server.tables import TOMBSTONES, Competition, Entry, Result, now
 
+NO_DEVICE = ("a device is the name of a GPU or a processor as results have it, such as NVIDIA H200; "
+             "cpu, cuda and sim:NAME are words of workflows")
+
+
+def is_target(device: str) -> bool:
+    """Whether a workflow's word for where to run stands in place of a device's name: no result would ever fit."""
+    return device.lower() in ("auto", "cpu", "cuda") or device.lower().startswith(("cuda:", "sim:"))
+
 
 def announce(session: Session, rules: Mapping[str, Any], caller: Caller) -> Competition:
     """A new competition with these columns. In a session of `Database.write`."""
     if rules["name"] == "new":  # the address of the form that announces one
         raise Refused(422, "a competition is not called 'new'")
+    if is_target(rules["device"]):
+        raise Refused(422, NO_DEVICE)
     if session.scalar(select(Competition).where(Competition.name == rules["name"])):
         raise Refused(409, f"there is a competition {rules['name']!r} already")
     row = Competition(**rules, organiser_id=caller.account_id)

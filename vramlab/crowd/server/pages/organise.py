@@ -174,6 +174,8 @@ def read_rules(form: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
         faults["description"] = f"is longer than {LONGEST_DESCRIPTION} characters"
     if texts["name"] and (not _SLUG.fullmatch(texts["name"]) or texts["name"] == "new"):
         faults["name"] = "has lower-case letters, digits and - only, at most 64, and is not 'new'"
+    if contests.is_target(texts["device"]):
+        faults["device"] = contests.NO_DEVICE
     if texts["metric"] not in words.METRICS:
         faults["metric"] = f"is one of {', '.join(words.METRICS)}"
     rules: dict[str, Any] = {**texts, "batch_size": None, "seeds": []}

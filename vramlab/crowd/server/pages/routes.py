@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from sqlalchemy.orm import Session
 
-from vramlab.crowd.server import contests, queries
+from vramlab.crowd.server import agreements, contests, queries
 from vramlab.crowd.server.exports import COLUMNS, atom_feed, csv_lines, json_pieces
 from vramlab.crowd.server.pages import boards, organise, reads, words
 from vramlab.crowd.server.pages.asked import device_asked, number_asked, plain_text, result_number, text_asked
@@ -153,7 +153,8 @@ def result(request: Request, number: str) -> Response:
         return _view(
             request, "result.html.j2", r=row, bundle=found.bundle, figures=boards.figures(row, record), findings=found.bundle.findings,
             history=queries.audit_log(session, subject=f"bundle {found.bundle.name}", limit=200), mark=bundle.mark,
-            agreements=found.agreements, entries=found.entries, verdicts=bundle.verdicts, references=reads.references_beside(session, row),
+            agreements=found.agreements, apart=agreements.apart(session, row, request.app.state.settings), numbers=agreements.NUMBERS,
+            entries=found.entries, verdicts=bundle.verdicts, references=reads.references_beside(session, row),
             settings=boards.settings(row, record), environment=words.leaves(record.environment) if record else [],
             reason=(record.message if record else "") or row.reason, paper=shelves().paper_of(row.method), address=own_address(request))
 

@@ -17,7 +17,7 @@ STATES = {
     "received": "uploaded; the server's checks have not passed on it, so it is unverified",
     "checked": "every derived number was derived again by the server and agrees",
     "reproduced": "checked, and obtained again by another account on another machine of the same model, within the tolerance",
-    "repeated": "checked, and obtained again by the same owner",
+    "repeated": "checked, and obtained again by the same owner or on the same machine",
     "flagged": "a rule or a person objects; it is unverified until that is settled",
     "withdrawn": "taken back by its submitter: what it said stays listed, its numbers count nowhere",
     "superseded": "replaced by a later submission of the same account",
