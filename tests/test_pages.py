@@ -123,7 +123,7 @@ def test_the_list_marks_what_is_unverified_and_keeps_tombstones_out(site):
 
 def test_a_result_page_shows_report_checks_history_and_mark(site):
     said = site.text(f"/results/{site.made.results['delta']}")
-    agrees = f"{site.made.results['again']} bob reproduced peak_bytes 0.0 %, overhead 2.0 %"
+    agrees = f"{site.made.results['again']} bob reproduced peak memory 0.0 %, overhead 2.0 %"
     for expected in ("Peak memory 5.000 GiB", "Memory saved 37.5 %", "Overhead 24.0 % 95 % interval 20.0 % to 28.0 %; 20 timed steps",
                      "Step time 124 ms", "Moved between device and host 1.000 GiB simulated", "bundle received, by ada: note: first",
                      "warning telemetry-spans cells/1/telemetry.csv.gz it ends early", "bundle checked, by server", "Signature sig", agrees,
