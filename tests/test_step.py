@@ -7,6 +7,7 @@ import functools
 import gc
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import pytest
@@ -196,6 +197,20 @@ def test_gradients_are_accumulated_over_calls():
         pair.call(*images(seed=step))
         if step % 3 == 2:
             pair.update()
+
+
+def test_two_threads_wait_for_each_other():
+    """One step called 40 times from two threads adds what 40 calls in a row add: the same gradient each time, in whatever order."""
+    model, batch = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)), (torch.randn(4, 8),)
+    step = vramlab.train_step(model, lambda model, x: model(x).square().mean(), example=batch, method="replay", verify=False)
+    for _ in range(40):
+        step(*batch)
+    in_a_row = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with ThreadPoolExecutor(2) as pool:
+        for call in [pool.submit(step, *batch) for _ in range(40)]:
+            call.result()
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), in_a_row, strict=True))
 
 
 def test_only_some_gradients_are_there_when_the_step_begins():

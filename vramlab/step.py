@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from threading import Lock
 from typing import Any
 
 import torch
@@ -123,15 +124,17 @@ class TrainStep:
         self._validity = Validity(model, loss_fn, self._device)
         self._plans: OrderedDict[tuple, _Planned] = OrderedDict()
         self._last = self._find(*tree_flatten(example))
+        self._one_at_a_time = Lock()  # a call swaps the model's state and the generator's: a second thread waits for it
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Forward and backward: adds into `.grad`, updates buffers, advances the generator; returns the detached loss."""
         inputs, structure = tree_flatten(batch)
-        planned = self._last = self._find(inputs, structure)
-        refuse_uneven(planned.divisors, inputs, planned.sizes)
-        if planned.truth is Truth.NOT_RUN and not planned.truth_reason:
-            return self._first_call(planned, inputs, structure)
-        return planned.executor(*inputs).loss
+        with self._one_at_a_time:
+            planned = self._last = self._find(inputs, structure)
+            refuse_uneven(planned.divisors, inputs, planned.sizes)
+            if planned.truth is Truth.NOT_RUN and not planned.truth_reason:
+                return self._first_call(planned, inputs, structure)
+            return planned.executor(*inputs).loss
 
     @property
     def tape(self) -> Tape:
