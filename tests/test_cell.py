@@ -108,6 +108,7 @@ def test_too_few_pairs_tell_nothing_apart_and_the_record_says_why(pairs):
     assert ("measured.is_distinguishable" in draft.missing) is bool(few)
 
 
+@pytest.mark.slow
 def test_a_cell_that_copies_can_be_simulated_again_from_its_files(tmp_path):
     """Its record tells the device, the link included; without that nobody could say when a copy ends."""
     record = run(tmp_path, methods=["vdnn"], budgets=["80%"])

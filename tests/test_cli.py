@@ -531,6 +531,7 @@ def test_the_chain_by_hand():
     assert [len(made) for made in tape.creates] == [1, 1, 1, 1, 2, 1] and tape.storages[tape.loss].at_end
 
 
+@pytest.mark.slow
 def test_check_method_of_the_shipped_ones(capsys):
     assert main(["check", "method", "delta"]) == 0 and "FAIL" not in capsys.readouterr().out
     assert main(["check", "method", "schedule-file", "--json"]) == 0

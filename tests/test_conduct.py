@@ -61,6 +61,7 @@ def test_what_cannot_run_is_listed_last_with_the_reason(suite):
     ]
 
 
+@pytest.mark.slow
 def test_workers_report_what_they_left_out(suite):
     result = suite.runpytest_subprocess("-n", "2")
     result.assert_outcomes(passed=1)

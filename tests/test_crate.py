@@ -213,6 +213,7 @@ def test_hostile_names_stay_inside_one_id(tmp_path):
     assert not faults(crate, folder) and hostile in [entity.get("name") for entity in crate["@graph"]]
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes_and_the_report_does_not_change(folder):
     before = {name: (folder / name).read_bytes() for name in (DESCRIPTOR, "report.html", "cells.csv")}
     assert main(["report", "run", str(folder), "--format", "ro-crate", "--csv"]) == 0

@@ -136,6 +136,7 @@ def test_long_tables_go_on_over_pages_and_no_row_is_lost(tmp_path, monkeypatch):
     assert len([row for row in rows if "5.000 MiB" in row]) == 150  # of counts
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes_without_torch(folder, data):
     assert b"CreationDate" not in data
     before = (folder / "report.html").read_bytes()

@@ -136,6 +136,7 @@ def test_algorithm_2_by_hand():
     assert chooser.lineages[maps[3]].seconds == 3.0 and chooser.lineages[maps[3]].sources == {maps[0]}
 
 
+@pytest.mark.slow
 def test_gradients_are_never_recomputed():
     tape = TAPES["residual"]()
     for share in (0.8, 0.6):

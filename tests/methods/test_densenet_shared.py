@@ -122,6 +122,7 @@ def test_statistics_updated_twice_would_be_seen():
 
 
 @in_fresh_process
+@pytest.mark.slow
 def test_the_meter_agrees_with_the_predicted_peak():
     def build():
         model, inputs = densenet(12), tuple(b.clone() for b in BATCH)
