@@ -20,6 +20,8 @@ from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report import render
 from vramlab.runs import load_run
 
+pytestmark = pytest.mark.slow
+
 EAGER, DELTA = measured_step("eager", 1000), measured_step("delta", 590, budget="60%")
 FOREIGN = ("m\u00e9thode \u65b9\u6cd5 \u0645\u0630\u0643\u0631\u0629", "\u202eright to left\u202c",
            "e\u0301\u0301\u0301\u0301\u200d\U0001f469\u200d\U0001f4bb",

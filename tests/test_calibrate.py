@@ -100,6 +100,7 @@ def test_a_cell_on_this_carries_the_profile_and_another_calibration_is_another_c
     assert plan_of(tmp_path).cells[0].cell_id != one.cell_id
 
 
+@pytest.mark.slow
 def test_the_command_measures_once_and_again_when_asked(capsys):
     assert main(["calibrate", "--device", "cpu", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)

@@ -321,6 +321,7 @@ def test_cite(shelf, capsys):
     assert "% method toy-good: its card names no paper" in said and "% data synthetic: made from a seed" in said
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal(shelf):
     cell = shelf / "fake_cell.py"
     run = f"""
@@ -547,6 +548,7 @@ def empty(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_new_method_passes_its_check_as_it_stands_and_a_spoiled_one_does_not(empty, capsys):
     assert main(["new", "method", "mine"]) == 0
     assert main(["check", "method", "mine", "--json"]) == 0

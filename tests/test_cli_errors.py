@@ -101,6 +101,7 @@ def test_a_method_may_be_named_by_its_folder(tmp_path, monkeypatch, capsys):
     (["--budgets", "0%"], "--budgets 0%: '0%' is no share"), (["--device", "sim:k40"], "there is no such profile"),
     (["--network", "gnn"], "no network 'gnn'; there are graph, mlp"), (["--budgets", "1%"], "out of reach"),
 ])
+@pytest.mark.slow
 def test_train_dqn_tells_what_is_wrong_in_one_line(words, said, tmp_path, capsys):
     found = ["train", "dqn", "--model", "resnet8-digits", "--batch", "2", "--steps", "5", "--output", str(tmp_path), *words]
     assert main(found) == 2

@@ -47,6 +47,7 @@ def test_the_printed_method_plans_within_its_budget(collection):
         assert checked.peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_the_printed_method_passes_the_check(collection):
     command = [sys.executable, "-m", "vramlab", "check", "method", "farthest", "--collection", str(collection)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -18,6 +18,8 @@ from vramlab.cli import main
 from vramlab.collection import Library, built_in_collection
 from vramlab.record import Outcome
 
+pytestmark = pytest.mark.slow
+
 DESCRIPTOR, SPECIFICATION = "ro-crate-metadata.json", "https://w3id.org/ro/crate/1.1"
 
 

@@ -72,6 +72,7 @@ def test_half_a_run_has_every_export(records, tmp_path, capsys):
     assert sorted(MADE_FROM_RECORDS) == sorted(Path(path).name for path in written)
 
 
+@pytest.mark.slow
 def test_all_of_it_without_torch_and_to_the_same_bytes_elsewhere(tmp_path):
     first = write_run(tmp_path / "a" / "run", full_grid())
     second = Path(shutil.copytree(first, tmp_path / "b" / "run"))

@@ -24,6 +24,8 @@ from vramlab.collection import Library, built_in_collection
 from vramlab.errors import Unsupported
 from vramlab.link import CudaLink
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 THERE = ("torch", "torchvision", "numpy", "numba", "pandas", "scipy", "seaborn", "nvidia-ml-py", "pyyaml")

@@ -23,6 +23,8 @@ from vramlab.report.page import evidence_of
 from vramlab.report.pdf import PAGE_INCHES, for_print, to_pdf
 from vramlab.runs import load_run
 
+pytestmark = pytest.mark.slow
+
 LIBRARY = Library([built_in_collection()])
 OF_THE_SCREEN = re.compile(rb"\b0\.086\d+ 0\.094\d+ 0\.113\d+ (?:rg|RG)\b")  # ink that is not black: it is for a lit page
 

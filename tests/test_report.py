@@ -260,6 +260,7 @@ def test_every_link_inside_the_page_has_its_target(page):
     assert {a["href"][1:] for tag, a in page.tags if tag == "a" and (a.get("href") or "").startswith("#")} <= set(ids)
 
 
+@pytest.mark.slow
 def test_the_same_records_give_the_same_bytes(tmp_path):
     folder = write_run(tmp_path / "run", full_grid(), claims=CLAIMS)
     write_telemetry(folder / "cells" / full_grid()[0].cell_id / "telemetry.csv.gz", [(0.1 * i, 500 * MIB) for i in range(50)])

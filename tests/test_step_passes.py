@@ -44,6 +44,7 @@ def cut_step(make, loss_fn, batch, **options):
 
 @pytest.mark.parametrize("make, truth", [(plain, Truth.EXACT), pytest.param(conv_net, Truth.SEMANTICS_CHANGED, marks=pytest.mark.slow)],
                          ids=["plain", "normalised"])
+@pytest.mark.slow
 def test_trains_as_eager_over_the_same_micro_batches_with_clipping_and_a_smaller_last_batch(make, truth):
     step, model, twin = cut_step(make, cross_entropy, images(6))
     assert len(step.micro_batches) > 1 and step.predicted.peak_bytes <= step.budget_bytes

@@ -490,6 +490,7 @@ def killed_once(command: list[str], folder: Path, rows: int) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_a_killed_training_ends_as_one_that_was_not(tmp_path):
     code = "import sys; sys.path[:0] = sys.argv[2:]; from test_dqn import LONG, Path, trainer; trainer(Path(sys.argv[1]), **LONG).train()"
     here = Path(__file__).parent
