@@ -204,11 +204,12 @@ def test_changed_files_that_are_signed_again_are_refused(members, many):
 
 
 def is_json_alike(old: Members, new: Members) -> bool:
-    """Whether only JSON files differ, in white space, in what is FREE, or by a key of a record's block that the schema does not know, which
-    the check keeps and tells of.
+    """Whether only JSON files differ, in white space, in what is FREE, or by a key of a record's block that no record here knows, which the
+    check keeps and tells of.
     """
     if set(old) != set(new):
         return False
+    known = {place for name in old if name.endswith("/record.json") for place in keys_of(json.loads(old[name]))}
     for name in old:
         if old[name] == new[name]:
             continue
@@ -218,11 +219,17 @@ def is_json_alike(old: Members, new: Members) -> bool:
             before, after = json.loads(old[name]), json.loads(new[name])
         except ValueError:
             return False
-        file, blocks = name.rpartition("/")[2], BLOCKS if name.endswith("/record.json") else ()
-        unknown = {f"{block}.{key}" for block in blocks for key in set(after.get(block) or {}) - set(before.get(block) or {})}
+        file = name.rpartition("/")[2]
+        unknown = keys_of(after) - known if file == "record.json" else set()
         if not all(place in unknown or FREE.fullmatch(f"{file}:{place}") for place in unlike(before, after)):
             return False
     return True
+
+
+def keys_of(record: Any) -> set[str]:
+    """The keys of a record's blocks, as `provenance.seconds`; nothing of what is no record."""
+    blocks = [(b, record[b]) for b in BLOCKS if isinstance(record.get(b), dict)] if isinstance(record, dict) else []
+    return {f"{name}.{key}" for name, block in blocks for key in block}
 
 
 def unlike(before: Any, after: Any, place: str = "") -> list[str]:
