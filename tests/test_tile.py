@@ -119,7 +119,7 @@ def test_a_simulated_cell_of_a_deep_card_is_tiled_and_one_that_runs_is_not(targe
     options = {"image_size": 8, "classes": 10, "depth": 32 + 6 * 4, "width": 4}
     config = {"model": model.name, "model_options": options, "batch_size": 2, "training": training, "data": "synthetic", "target": target,
               "sources": {"model": model.sha256}}
-    cell = measure._Cell(config, model, None)
+    cell = measure._Cell(config, model, None, None)
     tape = cell.tiled(2)
     assert (tape is not None) is is_tiled
     if is_tiled:
