@@ -100,8 +100,6 @@ def test_what_takes_long_is_said_at_level_info_and_nothing_otherwise(caplog, cap
     "make, loss_fn, batch", [(conv_net, cross_entropy, images()), (transformer, mean_square, sequences())], ids=["conv", "transformer"]
 )
 def test_every_method_trains_as_eager_does(method, make, loss_fn, batch):
-    if method == "hybrid" and make is conv_net:
-        pytest.xfail("a known fault: train_step refuses its plan here as not equal to eager's bits; its variants are suspected")
     takes_budget = LIBRARY.method(method).card.takes_budget
     options = {"method": method} | WHOLE_BATCH.get(method, {})
     budget = budget_between(0.2, make, loss_fn, batch, **options) if takes_budget else None

@@ -96,6 +96,7 @@ class Work(NamedTuple):
     run_reuse: np.ndarray  # int32 [runs]
     run_lends: np.ndarray  # bool [runs]: what it writes over has a copy on the host by then
     run_variant: np.ndarray  # int32 [runs]: where it stands in the step's variants
+    op_variant: np.ndarray  # int32 [ops]: that of the first run, which each later one takes too, as other algorithms give other bits
     run_made: np.ndarray  # int64 [runs]: bytes that stay, less what is taken over
     run_inside: np.ndarray  # int64 [runs]
     run_high: np.ndarray  # int64 [runs]: device bytes at the highest instant
@@ -162,7 +163,7 @@ def _fetch(step, w, s, is_borrowed):
 
 @bare
 def _run(step, w, op, is_first, reuse, lends, leaner, budget, at):
-    """One run, by its fastest variant that fits. False where none does."""
+    """One run: the first by its fastest variant that fits, each later one by the same. False where it does not fit."""
     made, inside, live, r = 0, 0, w.count[LIVE], w.count[RUNS]
     for k in range(step.first_made[op], step.first_made[op + 1]):
         s = step.made[k]
@@ -176,8 +177,8 @@ def _run(step, w, op, is_first, reuse, lends, leaner, budget, at):
         w.where[reuse] = OUT if lends else AWAY
         w.out_run[reuse] = r + 1
     last = step.first_variant[op + 1] - 1
-    choice = min(step.first_variant[op] + leaner, last)
-    while choice < last and live + made + inside + step.variant_bytes[choice] > budget:
+    choice = min(step.first_variant[op] + leaner, last) if is_first else w.op_variant[op]
+    while is_first and choice < last and live + made + inside + step.variant_bytes[choice] > budget:
         choice += 1
     inside += step.variant_bytes[choice]
     w.count[SHORT] = live + made + inside - budget
@@ -185,6 +186,8 @@ def _run(step, w, op, is_first, reuse, lends, leaner, budget, at):
         w.count[BLOCKED] = at
         return False
     w.run_op[r], w.run_first[r], w.run_reuse[r], w.run_lends[r], w.run_variant[r] = op, is_first, reuse, lends, choice
+    if is_first:
+        w.op_variant[op] = choice
     w.run_made[r], w.run_inside[r], w.run_high[r] = made, inside, live + made + inside
     w.run_begin[r + 1] = w.run_begin[r] + step.variant_seconds[choice]
     w.count[RUNS], w.count[LIVE] = r + 1, live + made
@@ -789,7 +792,8 @@ def _work(step: Step) -> Work:
         brought=np.zeros(storages, np.bool_), out_run=ints(storages), mark=np.zeros(ops, np.int64), stack=ints(ops + 1),
         event=np.zeros(events, np.int8), operand=ints(events), run_op=ints(runs), run_first=np.zeros(runs, np.bool_),
         run_reuse=ints(runs), run_lends=np.zeros(runs, np.bool_),
-        run_variant=ints(runs), run_made=np.zeros(runs, np.int64), run_inside=np.zeros(runs, np.int64), run_high=np.zeros(runs, np.int64),
+        run_variant=ints(runs), op_variant=ints(ops),
+        run_made=np.zeros(runs, np.int64), run_inside=np.zeros(runs, np.int64), run_high=np.zeros(runs, np.int64),
         run_begin=np.zeros(runs), back_storage=ints(backs), back_run=ints(backs), back_from=ints(backs), back_gap=ints(backs),
         back_next=ints(backs), due=ints(runs), queue=ints(backs), issued=np.zeros(backs, np.bool_), copy_end=np.zeros(storages),
         leaving=ints(events), slot=ints(storages), count=np.zeros(COUNTS, np.int64), clock=np.zeros(CLOCKS), stall=np.zeros(gaps),
