@@ -1,11 +1,12 @@
 """PyTorch's own memory savers and ours, step time against measured peak, each in turns with plain eager.
 
-    python benchmarks/peers.py [--model resnet50] [--methods delta,checkpoint] [--steps 6] [--warmup 2] [--no-inductor]
+    python benchmarks/peers.py [--model resnet50] [--methods hybrid,delta] [--steps 6] [--warmup 2] [--no-inductor]
 
 First the peers: their peak by the allocator's meter in a fresh process, their truth against eager, their step time as a paired ratio to
-eager. Then each of our methods is given a peer's *measured* peak as its budget, so that the rows of one block stand at equal memory. A
-fused compiler's row shows what fusion gains too; its share is the ratio at activation_memory_budget 1, where nothing is recomputed.
-The evidence is written after each block.
+eager. Then each of our methods is given a peer's *measured* peak as its budget, so that the rows of one block stand at equal memory, and
+steps in turns with eager and then with that peer itself: a ratio of two ratios would carry the noise of both. A fused compiler's row shows
+what fusion gains too; its share is the ratio at activation_memory_budget 1, where nothing is recomputed. The evidence is written after each
+block.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from common import keep, specs
 
-from vramlab.isolate import Call, alternate, run_isolated
+from vramlab.isolate import Alternation, Call, alternate, run_isolated
 from vramlab.record import Outcome
 from vramlab.statistics import Interval, distinguishable, drift, paired_ratio
 
@@ -39,22 +40,23 @@ PEERS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="resnet50", choices=SIZES)
-    parser.add_argument("--methods", default="delta,checkpoint")
+    parser.add_argument("--methods", default="hybrid,delta")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--no-inductor", action="store_true")
+    parser.add_argument("--evidence", help="name of the file under benchmarks/evidence; peers-MODEL unless given")
     options = parser.parse_args()
     peers = [p for p in PEERS if not (options.no_inductor and p["options"].get("backend") == "inductor")]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, Path(folder))
         rows = []
         for peer in peers:
-            row = bench.measure(peer, None)
+            row, step = bench.measure(peer)
             rows.append(row)
             if row["peak_bytes"] and row["peak_ratio"] < 0.995:
-                rows += [bench.measure({"name": name}, row["peak_bytes"]) for name in options.methods.split(",")]
-            keep(f"peers-{options.model}", rows, {"model": options.model, "drift": bench.noise.to_json(),
-                                                  "rows": [summary(r) for r in rows]})
+                rows += [bench.measure({"name": name}, row["peak_bytes"], step)[0] for name in options.methods.split(",")]
+            found = {"model": options.model, "drift": bench.noise.to_json(), "rows": [summary(r) for r in rows]}
+            keep(options.evidence or f"peers-{options.model}", rows, found)
 
 
 class Bench:
@@ -68,29 +70,37 @@ class Bench:
         control = alternate(step, step, warmup=options.warmup, steps=options.steps)
         self.noise = drift(control.first_seconds, control.second_seconds)
 
-    def measure(self, method: dict, budget_bytes: int | None) -> dict:
-        """One row."""
+    def measure(self, method: dict, budget_bytes: int | None = None, peer: Call | None = None) -> tuple[dict, Call | None]:
+        """One row, and the call that takes its step; in turns with a peer's step too where one is given."""
         spec = self._spec(method, budget_bytes)
         place = str(self.folder / str(self.places))
         row = {"method": method["name"], "options": method.get("options", {}), "budget_bytes": budget_bytes, "outcome": "ok", "message": "",
-               "truth": None, "peak_bytes": None, "peak_ratio": None, "time_ratio": None, "is_distinguishable": None, "seconds": None}
+               "truth": None, "peak_bytes": None, "peak_ratio": None, "time_ratio": None, "is_distinguishable": None, "seconds": None,
+               "peer_ratio": None}
         questions = {"make_plan": (place, self.eager_peak), "measure_peak_of": (place,), "gate": (place,)}
         answers = {}
         for what, args in questions.items():
             result = run_isolated(Call(function=f"vramlab.measure.{what}", args=(spec, *args)), timeout_seconds=600)
             refusal = (result.value or {}).get("infeasible") if result.outcome is Outcome.OK else {"message": result.message}
             if refusal:
-                return self._said(row | {"outcome": str(result.outcome if result.outcome is not Outcome.OK else Outcome.PLAN_INFEASIBLE),
-                                         "message": refusal["message"].splitlines()[0]})
+                outcome = result.outcome if result.outcome is not Outcome.OK else Outcome.PLAN_INFEASIBLE
+                return self._said(row | {"outcome": str(outcome), "message": refusal["message"].splitlines()[0]}), None
             answers[what] = result.value
         peak = answers["measure_peak_of"]["peak_bytes"]
-        steps = [Call(function="vramlab.measure.timed_step", args=(spec, where)) for where in (place, None)]
-        turns = alternate(*steps, warmup=self.options.warmup, steps=self.options.steps)
+        step, eager = (Call(function="vramlab.measure.timed_step", args=(spec, where)) for where in (place, None))
+        turns = self._turns(step, eager)
         ratio = paired_ratio(turns.first_seconds, turns.second_seconds)
-        return self._said(row | {
-            "truth": answers["gate"]["truth"], "peak_bytes": peak, "peak_ratio": peak / self.eager_peak, "time_ratio": ratio.to_json(),
-            "is_distinguishable": distinguishable(ratio, self.noise), "seconds": turns.first_seconds,
-            "eager_seconds": turns.second_seconds})
+        row |= {"truth": answers["gate"]["truth"], "peak_bytes": peak, "peak_ratio": peak / self.eager_peak, "time_ratio": ratio.to_json(),
+                "is_distinguishable": distinguishable(ratio, self.noise), "seconds": turns.first_seconds,
+                "eager_seconds": turns.second_seconds}
+        if peer is not None:
+            turns = self._turns(step, peer)
+            row["peer_ratio"] = paired_ratio(turns.first_seconds, turns.second_seconds).to_json()
+            row |= {"seconds_beside_peer": turns.first_seconds, "peer_seconds": turns.second_seconds}
+        return self._said(row), step
+
+    def _turns(self, first: Call, second: Call) -> Alternation:
+        return alternate(first, second, warmup=self.options.warmup, steps=self.options.steps)
 
     def _spec(self, method: dict, budget_bytes: int | None) -> dict:
         batch, model_options = SIZES[self.options.model]
@@ -112,7 +122,8 @@ def summary(row: dict) -> str:
     at = f" at {row['budget_bytes']:,} bytes" if row["budget_bytes"] else ""
     if row["time_ratio"] is None:
         return f"{name}{at}: {row['outcome']}: {row['message']}"
-    return f"{row['peak_ratio']:.3f} x eager's peak, {Interval(**row['time_ratio'])} x its time: {name}{at}, {row['truth']}"
+    beside = f", {Interval(**row['peer_ratio'])} x the peer's" if row.get("peer_ratio") else ""
+    return f"{row['peak_ratio']:.3f} x eager's peak, {Interval(**row['time_ratio'])} x its time{beside}: {name}{at}, {row['truth']}"
 
 
 def _value(result):
