@@ -265,7 +265,7 @@ def test_an_interrupt_says_how_to_go_on(shelf, capsys, monkeypatch):
 
     monkeypatch.setattr("vramlab.runner.run_child", interrupted)
     assert main(["run", "workflow", "small", "--device", "cpu"]) == 130
-    assert capsys.readouterr().err == "Interrupted: 0 of 2 cells are done. To go on: vramlab run workflow small --device cpu\n"
+    assert capsys.readouterr().err == "Interrupted: 0 of 2 cells done. To go on: vramlab run workflow small --device cpu\n"
 
 
 def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):

@@ -161,7 +161,7 @@ def test_accounts_and_tokens_are_made_listed_and_revoked(admin, tmp_path):
     file = tmp_path / "backup.tar"
     assert admin("server", "backup", str(file))[0] == 0 and admin("server", "backup", str(file))[0] == 2
     shutil.rmtree(tmp_path / "data")
-    assert admin("server", "restore", str(file)) == (0, "0 bundles with 0 results are back")
+    assert admin("server", "restore", str(file)) == (0, "restored: 0 bundles with 0 results")
     assert json.loads(admin("server", "account", "list", "--json")[1])[0]["name"] == "ada"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vramlab.counted import count_of
 from vramlab.errors import Unsupported
 from vramlab.schedule import Compute, Schedule
 from vramlab.split import is_data_half
@@ -112,7 +113,7 @@ class SameVariants(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         if error[0] is None and self.next < len(self.variants):
-            raise Unsupported(f"eager ran {self.next} convolutions, the plan has {len(self.variants)}")
+            raise Unsupported(f"eager ran {count_of(self.next, 'convolution')}, the plan has {len(self.variants)}")
 
 
 def _in_halves(func: Any, args: Sequence[Any], names: tuple[str | None, str | None]) -> tuple[Any, Any, Any]:

@@ -19,12 +19,13 @@ import jinja2
 
 from vramlab import __version__
 from vramlab.collection import ARTIFACT_FILE, Library, built_in_collection
+from vramlab.counted import count_of
 from vramlab.record import write_atomically
 from vramlab.report.authors import read_answers
 from vramlab.report.checklists import load_checklists
 from vramlab.report.claims import DEFAULT_TOLERANCE, PaperClaim, expectation, load_claims
 from vramlab.report.facts import DATA, METRICS
-from vramlab.report.words import DASH, bytes_in_words, count_of, join_words
+from vramlab.report.words import DASH, bytes_in_words, join_words
 from vramlab.workflow import Host, Plan, expand, load_workflow
 from vramlab.workflow_schema import Untestable
 

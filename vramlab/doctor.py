@@ -18,6 +18,7 @@ from typing import Iterator
 import psutil
 
 from vramlab.child import child_environment
+from vramlab.counted import count_of
 from vramlab.environment import cache_dir, package_version
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.this_machine import known_profiles
@@ -113,7 +114,7 @@ def detect_host(device: str) -> Host:
     if device == "auto":
         return Host("cuda:0" if devices else "cpu", devices)
     if kind == "cuda" and int(name) >= devices:
-        raise EnvironmentUnable(f"--device {device}: torch finds {devices} NVIDIA GPU(s) on this machine; "
+        raise EnvironmentUnable(f"--device {device}: torch finds {count_of(devices, 'NVIDIA GPU')} on this machine; "
                                 "`doctor` says why, and --device cpu or sim:NAME need none")
     return Host(device, devices)
 

@@ -26,6 +26,7 @@ from vramlab.capture import Captured, capture
 from vramlab.check import CheckedSchedule, check_schedule
 from vramlab.collection import Library, Method, Model, Tiling
 from vramlab.costs import measure_costs, measure_profile, measure_variants, roofline_costs
+from vramlab.counted import count_of
 from vramlab.data import Batch
 from vramlab.device import PERTURBATIONS, DeviceProfile, load_profile, perturbed_profile
 from vramlab.errors import CaptureError, PlanInfeasible, Unsupported
@@ -937,7 +938,7 @@ def run_trial(spec: Spec, folder: str, steps: int) -> dict[str, Any]:
         losses.append(float(loss))
         bare = [name for name, parameter in model.named_parameters() if name in trained and parameter.grad is None]
         if not np.isfinite(losses[-1]) or bare:
-            untrained[0] = f"step {len(losses)}: loss {losses[-1]}, {len(bare)} parameters without a gradient"
+            untrained[0] = f"step {len(losses)}: loss {losses[-1]}, {count_of(len(bare), 'parameter')} without a gradient"
 
     found = measure_peak_of(spec, folder, steps, watch)
     return {

@@ -14,6 +14,7 @@ from vramlab.cli.words import print_json, table
 from vramlab.cli.progress import PlainDisplay
 from vramlab.cli.workflows import Silent, open_library, scratch
 from vramlab.collection import Library, Method
+from vramlab.counted import count_of
 from vramlab.errors import WorkflowError
 from vramlab.doctor import detect_host
 from vramlab.isolate import Call, Settings, run_isolated
@@ -166,10 +167,10 @@ def _in_lines(found: Prediction, cells: Sequence[Comparison]) -> Iterator[str]:
     yield f"peaks beyond the tolerance of 0.5 % or 1 MiB: {len(found.outside_tolerance)}"
     for words, error, cells_timed in (("without transfers", found.median_time_error, found.timed),
                                       ("with transfers", found.median_time_error_with_transfers, found.timed_with_transfers)):
-        yield f"step time {words}, median error: {DASH if error is None else f'{error:.1%}'} over {cells_timed} cells"
+        yield f"step time {words}, median error: {DASH if error is None else f'{error:.1%}'} over {count_of(cells_timed, 'cell')}"
     for words, tau, pairs in (("", found.kendall_tau, found.pairs), (" beyond the drift", found.kendall_tau_beyond_drift,
                                                                      found.pairs_beyond_drift)):
-        yield f"Kendall's tau of step times{words}: {DASH if tau is None else f'{tau:.2f}'} over {pairs} pairs"
+        yield f"Kendall's tau of step times{words}: {DASH if tau is None else f'{tau:.2f}'} over {count_of(pairs, 'pair')}"
     yield from (f"FAIL  {fault}" for fault in found.faults)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vramlab.cli.words import command, harmless, print_json, table
+from vramlab.counted import count_of
 from vramlab.errors import BundleRefused, SubmissionRefused, WorkflowError
-from vramlab.report.words import bytes_in_words, count_of
+from vramlab.report.words import bytes_in_words, join_words
 from vramlab.run_folder import resolve_run
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ def _told(report: Report) -> Iterator[str]:
         yield harmless(f"{finding.severity}  [{finding.rule}]  {finding.where}  {finding.message}")
     looked = sum(report.examined.values())
     asked = f"{count_of(len(report.examined), 'rule')} asked of {count_of(looked, 'thing')}"
-    others = len(report.findings) - len(report.errors)
+    from vramlab.crowd.findings import Severity
+
+    by_severity = Counter(finding.severity for finding in report.findings)
+    found = join_words(count_of(by_severity[severity], str(severity)) for severity in Severity)
     said = "accepted" if report.is_accepted else "refused"
-    yield f"{said}: {asked}; {count_of(len(report.errors), 'error')}, {others} warnings and notes"
+    yield f"{said}: {asked}; {found}"

@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vramlab.cli.words import duration
+from vramlab.counted import all_of, count_of
 from vramlab.record import Outcome, RunRecord
-from vramlab.report.words import bytes_in_words, count_of, is_of_few_pairs, is_simulated
+from vramlab.report.words import bytes_in_words, is_of_few_pairs, is_simulated
 from vramlab.run_folder import RunFolder, is_done, seconds_of_cells
 from vramlab.runner import Display
 from vramlab.workflow import Cell, Plan
@@ -73,7 +74,7 @@ def summary(record: RunRecord) -> str:
         parts.append(f"{record.measured['ratio']['median']:.2f}x {whose} time{noise}")
     if record.training:
         equal, steps = record.training["equal_steps"], len(record.training["steps"])
-        parts.append(f"equal to eager at {'all' if equal == steps else f'{equal} of'} {steps} steps")
+        parts.append(f"equal to eager at {all_of(steps, 'step') if equal == steps else f'{equal} of {steps} steps'}")
     if record.message:
         parts.append(record.message)
     return ", ".join(parts)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Iterator, Sequence
 from vramlab.citations import citations
 from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, find_collections
+from vramlab.counted import count_of
 from vramlab.errors import WorkflowError
-from vramlab.report.words import DASH, bytes_in_words, count_of
+from vramlab.report.words import DASH, bytes_in_words
 from vramlab.run_folder import resolve_run
 from vramlab.workflow import name_of
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Iterator, Sequence
+from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 from vramlab.cli.words import print_json, table
+from vramlab.counted import count_of
 from vramlab.errors import EnvironmentUnable
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def back_up(file: Path, data_dir: Path | None, database_url: str | None) -> int:
     from vramlab.crowd.server.backup import backup
 
     counts = backup(settings, file)
-    print(f"{file}: {counts['bundle']} bundles with {counts['result']} results. It holds the server's private key: keep it to yourself.")
+    print(f"{file}: {_held(counts)}. It holds the server's private key: keep it to yourself.")
     return 0
 
 
@@ -137,8 +138,12 @@ def restore(file: Path, data_dir: Path | None, database_url: str | None) -> int:
     from vramlab.crowd.server.backup import restore as fill
 
     counts = fill(settings, file)
-    print(f"{counts['bundle']} bundles with {counts['result']} results are back")
+    print(f"restored: {_held(counts)}")
     return 0
+
+
+def _held(counts: Mapping[str, int]) -> str:
+    return f"{count_of(counts['bundle'], 'bundle')} with {count_of(counts['result'], 'result')}"
 
 
 def _show(rows: Sequence[dict], as_json: bool) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Mapping, Sequence
 from vramlab.cli.claim_tables import claim_lines
 from vramlab.cli.words import command, print_json, table
 from vramlab.collection import Library, Method, Model, Option, find_collections
+from vramlab.counted import count_of
 from vramlab.device import profile_names
 from vramlab.errors import WorkflowError
 from vramlab.report.claims import load_claims
@@ -115,7 +116,7 @@ def _input_size(model: Model) -> str:
     options = model.card.options
     if "image_size" in options:
         return f"{options['image_size'].default} px"
-    return f"{options['sequence_length'].default} tokens"
+    return count_of(options["sequence_length"].default, "token")
 
 
 def _workflows(library: Library, results: Path, problems: list[str]) -> Rows:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vramlab.cli.words import command, device_or_assumed
 from vramlab.collection import Library, find_collections
+from vramlab.counted import count_of
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable, WorkflowError
@@ -54,13 +55,13 @@ def train_dqn(model: str, batch: int, budgets: str | None, device: str | None, s
     except ValueError as wrong:
         raise WorkflowError(str(wrong)) from wrong
     if trainer.progress.decisions:
-        print(f"going on after {trainer.progress.decisions:,} decisions")
+        print(f"going on after {count_of(trainer.progress.decisions, 'decision')}")
     try:
         with _bar(settings.decisions) as advance:
             agent = trainer.train(lambda progress: advance(progress.decisions, _said(progress)),
                                   until_seconds=60 * (minutes or DEFAULT_MINUTES) if steps is None else float("inf"))
     except KeyboardInterrupt:
-        print(f"Interrupted; {trainer.kept_decisions:,} decisions are kept, from which the same command goes on.", file=sys.stderr)
+        print(f"Interrupted; {count_of(trainer.kept_decisions, 'decision')} kept, from which the same command goes on.", file=sys.stderr)
         return 130
     path = cache_dir() / "dqn" / profile.name / f"{code.step_digest(tape)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,7 @@ def _bar(total: int) -> Iterator[Callable[[int, str], None]]:
         def say(done: int, said: str) -> None:
             if said and told[-1:] != [said]:
                 told.append(said)
-                print(f"{done:,} of {total:,} decisions: {said}", file=sys.stderr, flush=True)
+                print(f"{done:,} of {count_of(total, 'decision')}: {said}", file=sys.stderr, flush=True)
 
         yield say
         return
@@ -127,7 +128,8 @@ def _said(progress: Any) -> str:
 def _print_result(trainer: Any, folder: Path, path: Path, model: str, batch: int, device: str) -> None:
     first, last = trainer.progress.curve[0], trainer.progress.curve[-1]
     progress = trainer.progress
-    print(f"{progress.decisions:,} decisions in {progress.episodes:,} plays, {progress.seconds:.0f} s of processor time")
+    played = f"{count_of(progress.decisions, 'decision')} in {count_of(progress.episodes, 'play')}"
+    print(f"{played}, {progress.seconds:.0f} s of processor time")
     print(f"*simulated* time added at three budgets, mean: {first['added_percent']:.2f} % untrained, {last['added_percent']:.2f} % at "
           f"the end, {progress.best_cost:.2f} % the best, which is kept")
     print(f"learning curve: {folder / 'curve.csv'}, {folder / 'curve.svg'}\nweights: {path}")

@@ -13,13 +13,14 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence
 from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
 from vramlab.cli.words import command, device_or_assumed, duration, print_json, table
 from vramlab.collection import Library, find_collections
+from vramlab.counted import count_of
 from vramlab.doctor import detect_host
 from vramlab.environment import cache_dir
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.record import Outcome, RunRecord
 from vramlab.report.authors import check_beside
 from vramlab.report.words import (
-    DASH, FEW_PAIRS, budget_in_words, bytes_in_words, count_of, is_of_few_pairs, is_simulated, seconds_in_words,
+    DASH, FEW_PAIRS, budget_in_words, bytes_in_words, is_of_few_pairs, is_simulated, seconds_in_words,
 )
 from vramlab.run_folder import RunFolder, is_done
 from vramlab.runner import Result, Runner, plan_to_json
@@ -44,7 +45,7 @@ def run(file: str, overrides: Sequence[str], device: str, results: Path, extra: 
     result = Runner(plan, results, display_for(as_json)).run()
     again = command("run", "workflow", file, *overrides, *_options(device, results, extra))
     if result.is_interrupted:
-        print(f"Interrupted: {_count_done(result)} of {len(plan.cells)} cells are done. To go on: {again}", file=sys.stderr)
+        print(f"Interrupted: {_count_done(result)} of {count_of(len(plan.cells), 'cell')} done. To go on: {again}", file=sys.stderr)
         return result.exit_code
     from vramlab.report import render
 

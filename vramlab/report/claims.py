@@ -31,6 +31,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import yaml
 
+from vramlab.counted import all_of, count_of
 from vramlab.device import PERTURBATIONS
 from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Verdict
@@ -382,10 +383,10 @@ def _compare_training(record: RunRecord, tolerance: float) -> tuple[Verdict, str
     if first is not None:
         return _grade_difference(series, first, steps, tolerance)
     if steps < planned:
-        return Verdict.NOT_TESTABLE_HERE, f"equal over {steps} steps", f"{planned} steps were planned, {steps} were run"
+        return Verdict.NOT_TESTABLE_HERE, f"equal over {count_of(steps, 'step')}", f"{count_of(planned, 'step')} planned, {steps} run"
     if not series["accuracy"][0]:
-        return Verdict.PARTLY, f"loss and gradient norm equal at all {steps} steps", "no accuracy was evaluated"
-    return (Verdict.REPRODUCED, f"equal at all {steps} steps",
+        return Verdict.PARTLY, f"loss and gradient norm equal at {all_of(steps, 'step')}", "no accuracy was evaluated"
+    return (Verdict.REPRODUCED, f"equal at {all_of(steps, 'step')}",
             f"loss, gradient norm and accuracy equal eager's bit for bit; final accuracy {series['accuracy'][0][-1][1]:.4g}")
 
 
@@ -418,7 +419,7 @@ def swap_not_first(question: Question) -> Finding:
     shares = [block["recompute_cheaper"] / block["storages"] for _, block in found]
     verdict = (Verdict.REPRODUCED if min(shares) > question.tolerance
                else Verdict.PARTLY if max(shares) > 0 else Verdict.NOT_REPRODUCED)
-    counted = "; ".join(dict.fromkeys(f"{block['recompute_cheaper']} of {block['storages']} storages" for _, block in found))
+    counted = "; ".join(dict.fromkeys(f"{block['recompute_cheaper']} of {count_of(block['storages'], 'storage')}" for _, block in found))
     return Finding(verdict=verdict, is_simulated=True, baseline="swap cost against recompute cost of each storage",
                    obtained=f"recomputing is cheaper for {span_in_words([100 * s for s in shares], '%', 0)} of storages",
                    explanation=counted, evidence=tuple(r for r, _ in found))
@@ -493,7 +494,8 @@ def fastest_of_all(question: Question) -> Finding:
                else Verdict.NOT_REPRODUCED)
     silent = sorted({name for names in unknown for name in names})
     without = f"; not won where {join_words(silent)} has neither a plan nor a refusal" if silent else ""
-    return Finding(verdict=verdict, obtained=f"fastest in {won} of {len(compared)} cells", is_simulated=True, baseline="every other method",
+    return Finding(verdict=verdict, obtained=f"fastest in {won} of {count_of(len(compared), 'cell')}", is_simulated=True,
+                   baseline="every other method",
                    explanation=f"step times at the same step and budget{without}", evidence=tuple(r for r in ours if r))
 
 

@@ -22,11 +22,12 @@ import yaml
 
 from vramlab import __version__
 from vramlab.collection import Library, Paper, UnknownName, built_in_collection
+from vramlab.counted import count_of
 from vramlab.errors import WorkflowError
 from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.report.cells_csv import COLUMNS_FILE, CSV_FILE, write_cells
 from vramlab.report.page import REPORT_FILE
-from vramlab.report.words import count_of, hardware_in_words, is_simulated, target_in_words
+from vramlab.report.words import hardware_in_words, is_simulated, target_in_words
 from vramlab.runs import RECORD_FILE, RUN_FILE, SCHEDULE_FILE, TELEMETRY_FILE, Cell, Run, load_run
 from vramlab.workflow import name_of
 

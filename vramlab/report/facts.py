@@ -6,8 +6,9 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
+from vramlab.counted import all_of, count_of
 from vramlab.report.evidence import RUN_LINK, Evidence
-from vramlab.report.words import bytes_in_words, count_of, join_words, seconds_in_words, span_in_words, target_in_words
+from vramlab.report.words import bytes_in_words, join_words, seconds_in_words, span_in_words, target_in_words
 from vramlab.telemetry import Telemetry
 
 ENVIRONMENT_LINK, CLAIMS_LINK, CELLS_LINK, TELEMETRY_LINK, METRICS_LINK = "#environment", "#claims", "#cells", "#telemetry", "#metrics"
@@ -296,7 +297,8 @@ def repeat(e: Evidence) -> Fact:
             lacking.append(record)
     if not e.records or lacking:
         return Open(f"{count_of(len(lacking), 'record')} without complete settings, software and hardware" if lacking else "no record")
-    return f"all {len(e.records)} records hold resolved settings, source hashes, seed, software and hardware", (RUN_LINK, ENVIRONMENT_LINK)
+    where = all_of(len(e.records), "record")
+    return f"resolved settings, source hashes, seed, software and hardware stand in {where}", (RUN_LINK, ENVIRONMENT_LINK)
 
 
 def resources(e: Evidence) -> Fact:

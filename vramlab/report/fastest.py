@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
+from vramlab.counted import count_of
 from vramlab.record import RunRecord
 from vramlab.report.figures import peak_of, step_groups, where_in_words
 from vramlab.report.points import is_sound
 from vramlab.report.words import (
-    DASH, budget_in_words, bytes_in_words, count_of, interval_in_words, is_distinguishable, is_of_few_pairs, is_simulated_target,
+    DASH, budget_in_words, bytes_in_words, interval_in_words, is_distinguishable, is_of_few_pairs, is_simulated_target,
     join_words, significant, simulated_ratio,
 )
 from vramlab.runs import Run

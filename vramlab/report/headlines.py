@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Mapping, Sequence
 
+from vramlab.counted import count_of
 from vramlab.finder import BATCH
 from vramlab.record import RunRecord
 from vramlab.report.points import Point, baseline_peak, comparison_key, is_sound, peak_of, smallest_peaks
@@ -266,7 +267,7 @@ def speedup_on_devices(question: Question) -> Answer:
 def max_depth_ratio(question: Question) -> Answer:
     """Deepest network of the method / deepest network of the baseline, on the same target with the same memory and batch."""
     answer = searched(question, "depth")
-    told = "; ".join(f"{p.record.search['largest']} layers against {p.baseline.search['largest']}" for p in answer.points)
+    told = "; ".join(f"{count_of(p.record.search['largest'], 'layer')} against {p.baseline.search['largest']}" for p in answer.points)
     return Answer(answer.points, f"deepest network: {told}", answer.missing)
 
 

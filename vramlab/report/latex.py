@@ -18,6 +18,7 @@ import jinja2
 
 from vramlab import __version__
 from vramlab.collection import Library, built_in_collection
+from vramlab.counted import count_of
 from vramlab.record import write_atomically
 from vramlab.report.authors import answers_of
 from vramlab.report.checklists import Answered, answer_all, load_checklists
@@ -179,7 +180,7 @@ def _answer(found: Answered) -> Tex:
 
 def _minutes(run: Run) -> str:
     minutes = (run.workflow.get("expected") or {}).get("minutes")
-    return DASH if minutes is None else f"{minutes:g} minutes"
+    return DASH if minutes is None else count_of(minutes, "minute")
 
 
 def _disk(run: Run) -> str:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from vramlab import __version__
 from vramlab.collection import Library, built_in_collection, find_collections
+from vramlab.counted import count_of
 from vramlab.errors import WorkflowError
 from vramlab.record import RunRecord, Verdict, write_atomically
 from vramlab.report.authors import answers_of, is_address
@@ -28,7 +29,7 @@ from vramlab.report.summary import summarise
 from vramlab.report.tables import Table, inversions_table, measured_table, methods_table, simulated_table, training_table
 from vramlab.report.timeline_data import ROW_HEADINGS
 from vramlab.report.timelines import Timelines, timelines
-from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, count_of, join_words, span_in_words
+from vramlab.report.words import DASH, NBSP, budget_in_words, bytes_in_words, join_words, span_in_words
 from vramlab.runs import Run, load_run, report_folder
 
 REPORT_FILE = "report.html"

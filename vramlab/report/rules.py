@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
+from vramlab.counted import all_of, count_of
 from vramlab.record import Outcome, Truth
 from vramlab.report import facts
 from vramlab.report.evidence import RUN_LINK, Evidence
 from vramlab.report.facts import CELLS_LINK, CLAIMS_LINK, ENVIRONMENT_LINK, METRICS_LINK, Fact, Open
-from vramlab.report.words import count_of, is_of_few_pairs, join_words, span_in_words
+from vramlab.report.words import is_of_few_pairs, join_words, span_in_words
 
 LEAST_TRIALS = 10  # pairs of steps below which a bootstrap interval says little
 
@@ -83,7 +84,7 @@ def exercisable(e: Evidence) -> Answer | Open:
     if bad or absent:
         told = join_words(filter(None, [f"{count_of(len(bad), 'cell')} failed" if bad else "", f"{absent} have not run" if absent else ""]))
         return Answer("evidence missing", told, evidence=tuple(e.link(r) for r in bad[:5]) or (CELLS_LINK,))
-    return Answer("evidence present", f"all {len(e.records)} planned cells ran to a result", (CELLS_LINK,))
+    return Answer("evidence present", f"{all_of(len(e.records), 'planned cell')} ran to a result", (CELLS_LINK,))
 
 
 def repeatable(yes: str, no: str) -> Rule:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vramlab.counted import count_of
 from vramlab.record import Verdict
 from vramlab.report.claims import ClaimResult, PaperClaim, judge
-from vramlab.report.words import count_of, join_words
+from vramlab.report.words import join_words
 from vramlab.runs import Run
 
 UNTESTED = "no run here yet"

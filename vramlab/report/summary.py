@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Mapping, Sequence
 
+from vramlab.counted import count_of
 from vramlab.finder import BATCH
 from vramlab.record import Outcome, RunRecord, Truth, Verdict
 from vramlab.report.claims import ClaimResult
@@ -14,7 +15,7 @@ from vramlab.report.fastest import Best, fastest
 from vramlab.report.points import is_sound
 from vramlab.report.tables import why_void
 from vramlab.report.words import (
-    budget_in_words, bytes_in_words, count_of, counts, is_simulated_target, join_words, seconds_in_words, target_in_words,
+    budget_in_words, bytes_in_words, counts, is_simulated_target, join_words, seconds_in_words, target_in_words,
 )
 from vramlab.runs import Run
 

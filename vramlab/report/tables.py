@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Callable, Collection, Mapping, Sequence
 
+from vramlab.counted import count_of
 from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.figures import peak_of
 from vramlab.report.inversions import inversions
@@ -381,7 +382,8 @@ def _trained(table: Table, record: RunRecord) -> list[Value]:
     equal = sum(a == b for a, b in zip(ours, eager)) if ours and eager else None
     return [
         show(len(loss) or None, str, "loss"),
-        show(equal, lambda v: "at every step" if v == len(ours) == len(eager) else f"at {v} of {len(ours)} steps", "eager_loss"),
+        show(equal, lambda v: "at every step" if v == len(ours) == len(eager) else f"at {v} of {count_of(len(ours), 'step')}",
+             "eager_loss"),
         show(loss[-1] if loss else None, lambda v: significant(v, 4), "loss"),
         show(eager_loss[-1] if eager_loss else None, lambda v: significant(v, 4), "eager_loss"),
         show(accuracy[-1][1] if accuracy else None, lambda v: significant(v, 4), "accuracy"),

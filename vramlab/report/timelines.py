@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vramlab.check import CheckedSchedule, check_schedule
+from vramlab.counted import count_of
 from vramlab.device import DeviceProfile, load_profile, perturbed_profile
 from vramlab.errors import ScheduleError
 from vramlab.record import RunRecord
@@ -25,7 +26,7 @@ from vramlab.report.points import is_sound
 from vramlab.report.fastest import step_ratio
 from vramlab.report.tables import reason_for, why_void
 from vramlab.report.timeline_data import KEYS, peak_rows, tape_json, timeline_json
-from vramlab.report.words import budget_in_words, count_of, counts, is_simulated_target
+from vramlab.report.words import budget_in_words, counts, is_simulated_target
 from vramlab.runs import SCHEDULE_FILE, Run, tape_path
 from vramlab.schedule import Offload, Prefetch, Schedule
 from vramlab.simulate import simulate

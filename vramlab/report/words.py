@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Iterable, Mapping, Sequence
 
+from vramlab.counted import count_of
 from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.statistics import FEWEST_SAMPLES, Interval, distinguishable, is_too_few
 
@@ -80,11 +81,6 @@ def join_words(words: Iterable[str], last: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`."""
     items = list(words)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}" if items else ""
-
-
-def count_of(number: int, noun: str) -> str:
-    """`1 cell`, `3 cells`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def is_simulated_target(config: Mapping[str, Any]) -> bool:

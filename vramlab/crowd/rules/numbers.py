@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vramlab.counted import count_of
 from vramlab.crowd.rules.agreeing import disagreements
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
@@ -36,7 +37,8 @@ def _step_times(e: Examination) -> Iterator[Fault]:
         e.count()
         asked = record.config["measure"]
         if not len(ours) == len(theirs) == asked["steps"]:
-            yield f"{where}.step_seconds", f"{len(ours)} and {len(theirs)} samples; {asked['steps']} pairs were asked for"
+            told = f"{len(ours)} and {count_of(len(theirs), 'sample')}; {count_of(asked['steps'], 'pair')} asked for"
+            yield f"{where}.step_seconds", told
             continue
         ratio = paired_ratio(ours, theirs)
         yield from disagreements(f"{where}.ratio", m.get("ratio"), ratio.to_json())
@@ -78,7 +80,7 @@ def _drift(where: str, record: RunRecord, noise: Mapping[str, Any] | None) -> It
         return
     first, second = noise["first_seconds"], noise["second_seconds"]
     if len(first) != len(second):
-        yield where, f"eager against eager has {len(first)} and {len(second)} samples"
+        yield where, f"eager against eager has {len(first)} and {count_of(len(second), 'sample')}"
         return
     derived = drift(first, second).to_json()
     yield from disagreements(f"{where}: its baseline's drift", noise["interval"], derived)
@@ -179,7 +181,7 @@ def _gate(name: str, record: RunRecord) -> Iterator[Fault]:
         yield f"{where}.differing", f"{'something' if not is_same else 'nothing'} differs, and the gate found {found}"
     asked, steps = record.config["measure"], detail.get("steps")
     if found == "exact" and steps != asked["gate_steps"] or not steps:
-        yield f"{where}.steps", f"{steps} steps were compared; {asked['gate_steps']} were asked for"
+        yield f"{where}.steps", f"{count_of(steps or 0, 'step')} compared; {asked['gate_steps']} asked for"
     size = asked["gate_batch_size"] or record.config["batch_size"]
     yield from disagreements(f"{where}.batch_size", detail.get("batch_size"), size)
 
@@ -195,7 +197,7 @@ def _training(e: Examination) -> Iterator[Fault]:
         steps = list(range(1, record.config["training"]["steps"] + 1))
         yield from disagreements(f"{where}.steps", t.get("steps"), steps)
         if any(s is None or len(s) != len(steps) for s in series):
-            yield where, f"the series are not of {len(steps)} steps each"
+            yield where, f"the series are not of {count_of(len(steps), 'step')} each"
             continue
         loss, norm, eager_loss, eager_norm = series
         same = [(a, b) == (c, d) for a, b, c, d in zip(loss, norm, eager_loss, eager_norm)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from statistics import median
 from typing import Sequence
 
+from vramlab.counted import count_of
 from vramlab.prediction import comparisons
 from vramlab.report import drawing
 from vramlab.report.drawing import MUTED, Panel, panel_axes
 from vramlab.report.figures.kinds import FigureSet, Looks
 from vramlab.report.figures.marks import Mark, draw_marks, marks_in_words
-from vramlab.report.words import GIB, MIB, bytes_in_words, count_of, significant
+from vramlab.report.words import GIB, MIB, bytes_in_words, significant
 from vramlab.runs import Run
 
 MOST_MARKS = 600

@@ -8,13 +8,14 @@ from typing import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from vramlab.counted import count_of
 from vramlab.record import RunRecord
 from vramlab.report import drawing
 from vramlab.report.drawing import INK, MUTED, Panel, facets, panel_axes, plain_label
 from vramlab.report.figures.groups import peak_of, step_groups, where_in_words
 from vramlab.report.figures.kinds import MAX_PANELS, FigureSet, Looks
 from vramlab.report.figures.marks import Mark, draw_infeasible, draw_marks, is_infeasible, marks_in_words, scale_ratios
-from vramlab.report.words import GIB, MIB, count_of, counts, is_of_few_pairs, is_simulated_target, join_words, simulated_ratio
+from vramlab.report.words import GIB, MIB, counts, is_of_few_pairs, is_simulated_target, join_words, simulated_ratio
 from vramlab.runs import Run
 
 FACETS_A_ROW = 3

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Callable, Sequence
 
+from vramlab.counted import count_of
 from vramlab.record import RunRecord
-from vramlab.report.words import budget_in_words, count_of, is_simulated_target, target_in_words
+from vramlab.report.words import budget_in_words, is_simulated_target, target_in_words
 from vramlab.runs import Run
 
 COMPARED = ("experiment", "model", "batch_size", "target")

@@ -9,6 +9,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from vramlab.counted import count_of
 from vramlab.record import Outcome, RunRecord
 from vramlab.report.drawing import MUTED, PAPER, plain_label
 from vramlab.report.figures.kinds import Looks
@@ -95,7 +96,7 @@ def draw_infeasible(axes: Axes, looks: Looks, crosses: Sequence[tuple[str, float
 def _draw_together(axes: Axes, xs: Sequence[float], number: int) -> None:
     """The last lane, of all methods that have none of their own."""
     axes.plot(xs, [MOST_LANES * LANE_HEIGHT] * len(xs), linestyle="none", marker="x", markersize=6, markeredgewidth=1.8, color=MUTED,
-              transform=axes.get_xaxis_transform(), clip_on=False, label=f"{number} more methods, infeasible")
+              transform=axes.get_xaxis_transform(), clip_on=False, label=f"{count_of(number, 'more method')}, infeasible")
 
 
 def marks_in_words(marks: Sequence[Mark], x_unit: str, y_unit: str) -> str:
@@ -110,5 +111,5 @@ def _ranges_in_words(marks: Sequence[Mark], x_unit: str, y_unit: str) -> str:
     by_look: dict[str, list[Mark]] = {}
     for p in marks:
         by_look.setdefault(f"{plain_label(p.method)}{' simulated' if p.is_simulated else ''}", []).append(p)
-    return "; ".join(f"{name}, {len(found)} marks: {min(p.y for p in found):.4g} to {max(p.y for p in found):.4g} {y_unit} at "
+    return "; ".join(f"{name}, {count_of(len(found), 'mark')}: {min(p.y for p in found):.4g} to {max(p.y for p in found):.4g} {y_unit} at "
                      f"{min(p.x for p in found):.4g} to {max(p.x for p in found):.4g} {x_unit}" for name, found in by_look.items())

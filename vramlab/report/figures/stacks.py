@@ -5,12 +5,13 @@ from __future__ import annotations
 from statistics import median
 from typing import Callable, Sequence
 
+from vramlab.counted import count_of
 from vramlab.record import RunRecord
 from vramlab.report.drawing import Panel
 from vramlab.report.figures.bars import MAX_BARS, Stack, stack_panel
 from vramlab.report.figures.groups import cell_in_words, sentence, step_groups, thin, where_in_words
 from vramlab.report.figures.kinds import FigureSet, Looks
-from vramlab.report.words import GIB, MIB, count_of, counts, is_simulated_target, join_words, seconds_in_words
+from vramlab.report.words import GIB, MIB, counts, is_simulated_target, join_words, seconds_in_words
 from vramlab.runs import Run
 from vramlab.tape import Role
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from vramlab.counted import count_of
 from vramlab.record import RunRecord
 from vramlab.report.drawing import Panel
 from vramlab.report.figures.bars import MAX_BARS, Bar, bar_panel
 from vramlab.report.figures.groups import cell_in_words, sentence, step_groups, thin, where_in_words
 from vramlab.report.figures.kinds import FigureSet, Looks
-from vramlab.report.words import count_of, counts, join_words
+from vramlab.report.words import counts, join_words
 from vramlab.runs import Run
 
 GB = 10**9

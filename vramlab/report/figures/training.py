@@ -6,11 +6,12 @@ from typing import Any, Sequence
 
 import seaborn
 
+from vramlab.counted import count_of
 from vramlab.record import RunRecord, Truth
 from vramlab.report import drawing
 from vramlab.report.drawing import MUTED, Panel, panel_axes, plain_label
 from vramlab.report.figures.kinds import MAX_PANELS, FigureSet, Looks
-from vramlab.report.words import count_of, join_words
+from vramlab.report.words import join_words
 from vramlab.runs import Run
 
 TRUTH_IN_WORDS = {Truth.EXACT: "equal it bit for bit", Truth.WITHIN_NOISE: "differ by no more than eager from itself",
@@ -43,7 +44,7 @@ def _training_panel(run: Run, looks: Looks, record: RunRecord, name: str, key: s
         highest = max([y for _, y in ours + eager])
         top = 1.0 if key == "accuracy" and highest <= 1 else 1.05 * highest
         axes.set(xlim=(0, max(x for x, _ in ours)), ylim=(min(0, min(y for _, y in ours + eager)), top or 1.0), xlabel="step", ylabel=label)
-        ends = f"{label} goes from {ours[0][1]:.4g} to {ours[-1][1]:.4g} over {int(ours[-1][0])} steps"
+        ends = f"{label} goes from {ours[0][1]:.4g} to {ours[-1][1]:.4g} over {count_of(int(ours[-1][0]), 'step')}"
         return drawing.finish(figure, name=name, title=title, description=f"{ends}; eager ends at {eager[-1][1]:.4g}" if eager else ends)
 
 
