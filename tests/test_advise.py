@@ -274,6 +274,8 @@ WRONG = {
     "return model, 3, example": r"its loss_fn is a int and cannot be called",
     "return model, loss_fn, (1, 2)": r"there is no tensor in its example",
     "return model, loss_fn, example, 0.1": r"its optimizer is a float, no torch.optim.Optimizer",
+    "return model, loss_fn, example, torch.optim.SGD(torch.nn.Linear(4, 2).parameters())":
+        r"its optimizer updates 2 tensors that the model does not have as a parameter: build it from model.parameters\(\)",
     "return model, loss_fn, torch.zeros(7, 4)": r"build\(2\) returned an example of 7 samples: the first dimension",
     "raise KeyError('data')": r"my_pkg.wrong:build\(2\) raised KeyError: 'data'",
     "import no_such_package_xyz": r"raised ModuleNotFoundError",

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from vramlab.capture import Captured, capture
+from vramlab.counted import count_of
 from vramlab.data import Batch
 from vramlab.errors import WorkflowError
 from vramlab.step import over_inputs
@@ -61,8 +62,8 @@ class OwnModule:
         step = self.step(batch_size)
         captured = capture(step.model, step.loss_fn, step.batch, optimizer=step.make_optimizer())
         if captured.tape.batch_size != batch_size:
-            raise WorkflowError(f"{self.name}({batch_size}) returned an example of {captured.tape.batch_size} samples: the first dimension "
-                                "of its first tensor must be the batch size")
+            raise WorkflowError(f"{self.name}({batch_size}) returned an example of {count_of(captured.tape.batch_size, 'sample')}: the "
+                                "first dimension of its first tensor must be the batch size")
         return captured
 
     @cached_property
@@ -92,7 +93,7 @@ class OwnModule:
         if not isinstance(found, tuple | list):
             raise refuse(f"it returned {type(found).__name__}")
         if len(found) not in (3, 4):
-            raise refuse(f"it returned {len(found)} values")
+            raise refuse(f"it returned {count_of(len(found), 'value')}")
         model, loss_fn, example, optimizer = (*found, None)[:4]
         if not isinstance(model, torch.nn.Module):
             raise refuse(f"its model is a {type(model).__name__}, no torch.nn.Module")
@@ -102,12 +103,21 @@ class OwnModule:
             raise refuse("there is no tensor in its example")
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise refuse(f"its optimizer is a {type(optimizer).__name__}, no torch.optim.Optimizer")
+        if optimizer is not None and (strange := _not_of(model, optimizer)):
+            raise refuse(f"its optimizer updates {count_of(strange, 'tensor')} that the model does not have as a parameter: build it from "
+                         "model.parameters()")
         return model, loss_fn, example, optimizer
 
 
 def is_own(model: str) -> bool:
     """Is a model named as a function of a module, rather than by its card?"""
     return ":" in model
+
+
+def _not_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """How many tensors the optimizer updates that are no parameters of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return sum(id(updated) not in own for group in optimizer.param_groups for updated in group["params"])
 
 
 def _foretold(two: Any, three: Any, batch_size: int) -> Any:
