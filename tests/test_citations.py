@@ -69,6 +69,30 @@ def test_everything_that_there_is_has_an_entry_or_a_reason():
     assert not [each for each in of_models if not (each.get("doi") or each.get("url"))]
 
 
+WHERE = {  # as the papers' own pages have it
+    "resnet50": ("he2016deep", "inproceedings", "booktitle", "IEEE Conference on Computer Vision and Pattern Recognition (CVPR)"),
+    "unet": ("ronneberger2015u", "inproceedings", "booktitle",
+             "International Conference on Medical Image Computing and Computer-Assisted Intervention (MICCAI)"),
+    "alexnet": ("krizhevsky2014one", "article", "journal", "arXiv preprint arXiv:1404.5997"),
+    "gpt2-small": ("radford2019language", "techreport", "institution", "OpenAI"),
+}
+
+
+@pytest.mark.parametrize("model", WHERE)
+def test_an_entry_says_where_the_paper_came_out(model):
+    key, kind, field, where = WHERE[model]
+    found = read(citations([cell("eager", model)], BUILT_IN))[key]
+    assert (found["kind"], found[field]) == (kind, where) and "howpublished" not in found
+
+
+def test_only_what_is_no_paper_is_misc():
+    cells = [cell("eager", model, "digits") for model in BUILT_IN.model_paths]
+    entries = read(citations(cells, BUILT_IN))
+    assert {key for key, each in entries.items() if each["kind"] == "misc"} == {"torchvision2016torchvision", "alpaydin1998optical"}
+    told = entries["pedregosa2011scikit"]
+    assert (told["journal"], told["volume"], told["pages"]) == ("Journal of Machine Learning Research", "12", "2825--2830")
+
+
 def test_data_is_cited_or_told_not_to_be():
     digits = citations([cell("eager", "resnet8-digits", "digits")], BUILT_IN)
     assert {"alpaydin1998optical", "pedregosa2011scikit"} <= set(read(digits))

@@ -317,7 +317,7 @@ def test_cite(shelf, capsys):
     capsys.readouterr()
     assert main(["cite", "small"]) == 0
     said = capsys.readouterr().out
-    assert "@misc{he2016deep," in said and "@misc{torchvision2016torchvision," in said and said.count("@") == 2
+    assert "@inproceedings{he2016deep," in said and "@misc{torchvision2016torchvision," in said and said.count("@") == 2
     assert "% method toy-good: its card names no paper" in said and "% data synthetic: made from a seed" in said
 
 

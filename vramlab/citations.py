@@ -1,7 +1,8 @@
 """BibTeX of what a run used: the papers of its methods and models, its data, and the libraries that these come from.
 
 A paper is one entry, however many methods and models cite it, under one key: that of the entry that a card writes out, else the first
-author's last name, the year and the title's first word that says something, so that the same paper has the same key in every run.
+author's last name, the year and the title's first word that says something, so that the same paper has the same key in every run. The
+type of a made entry follows from the card's venue: a conference, a journal, arXiv, an institution's technical report, or else misc.
 """
 
 from __future__ import annotations
@@ -26,6 +27,21 @@ SCIKIT_LEARN = Paper(
              "David Cournapeau", "Matthieu Brucher", "Matthieu Perrot", "Edouard Duchesnay"])
 TORCHVISION = Paper(title="TorchVision: PyTorch's Computer Vision library", authors=["{TorchVision maintainers and contributors}"],
                     venue="GitHub repository", year=2016, url="https://github.com/pytorch/vision")  # as its own README asks
+CONFERENCES = {
+    "AAAI": "AAAI Conference on Artificial Intelligence",
+    "ASPLOS": "International Conference on Architectural Support for Programming Languages and Operating Systems",
+    "CVPR": "IEEE Conference on Computer Vision and Pattern Recognition",
+    "ECCV": "European Conference on Computer Vision",
+    "ICCV": "IEEE International Conference on Computer Vision",
+    "ICLR": "International Conference on Learning Representations",
+    "ICML": "International Conference on Machine Learning",
+    "MICCAI": "International Conference on Medical Image Computing and Computer-Assisted Intervention",
+    "MICRO": "IEEE/ACM International Symposium on Microarchitecture",
+    "MLSys": "Conference on Machine Learning and Systems",
+    "NAACL-HLT": "Conference of the North American Chapter of the Association for Computational Linguistics: Human Language Technologies",
+    "NeurIPS": "Advances in Neural Information Processing Systems",
+    "PPoPP": "ACM SIGPLAN Symposium on Principles and Practice of Parallel Programming",
+}
 DATA = {"digits": (DIGITS, SCIKIT_LEARN), "synthetic": ()}
 
 
@@ -100,10 +116,27 @@ def bibtex_entry(paper: Paper, key: str) -> str:
     """The entry that a card writes out, links added; else one made of its fields."""
     if paper.bibtex:
         return _with_links(paper.bibtex.strip(), paper)
-    fields = {"title": "{" + paper.title + "}", "author": " and ".join(paper.authors), "howpublished": paper.venue, "year": str(paper.year),
+    kind, published = _published(paper)
+    fields = {"title": "{" + paper.title + "}", "author": " and ".join(paper.authors), **published, "year": str(paper.year),
               "doi": paper.doi, "url": paper.url}
     lines = [f"  {name} = {{{value}}}" for name, value in fields.items() if value]
-    return "@misc{" + key + ",\n" + ",\n".join(lines) + "\n}"
+    return f"@{kind}{{{key},\n" + ",\n".join(lines) + "\n}"
+
+
+def _published(paper: Paper) -> tuple[str, dict[str, str]]:
+    """The type of the entry, and the field that says where the paper came out."""
+    venue = paper.venue
+    if venue in CONFERENCES:
+        return "inproceedings", {"booktitle": f"{CONFERENCES[venue]} ({venue})"}
+    if number := re.fullmatch(r"arXiv:?\s*(\S*)", venue):
+        found = number[1] or (paper.doi or "").rpartition("arXiv.")[2]
+        return "article", {"journal": f"arXiv preprint arXiv:{found}" if found else "arXiv preprint"}
+    if journal := re.fullmatch(r"(.*\b(?:Journal|Transactions)\b.*?)(?: (\d+), (\d+)-(\d+))?", venue):
+        name, volume, first, last = journal.groups()
+        return "article", {"journal": name} | ({"volume": volume, "pages": f"{first}--{last}"} if volume else {})
+    if report := re.fullmatch(r"(.+) technical report", venue):
+        return "techreport", {"institution": report[1]}
+    return "misc", {"howpublished": venue}
 
 
 def _with_links(entry: str, paper: Paper) -> str:
