@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -83,6 +84,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")  # each takes turns with itself alone, and with no run beside the tests
+    locks = Path(tempfile.gettempdir()) / f"vramlab-tests-{os.getuid()}-{worker}"
+    locks.mkdir(mode=0o700, exist_ok=True)
+    os.environ["VRAMLAB_LOCK_DIR"] = str(locks)
     config.pluginmanager.register(Session(config), "vramlab-session")
 
 

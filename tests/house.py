@@ -25,8 +25,8 @@ PURE = GROUND | frozenset("""
     predicted roofline stages bounds program edits residence annealing counted
 """.split())
 TORCH_FREE = PURE | frozenset("""
-    __main__ child citations claiming cli collection crowd doctor environment forks isolate largest method_check nvml report run_folder
-    runner runs schema seeds telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
+    __main__ child citations claiming cli collection crowd doctor environment forks isolate largest machine_lock method_check nvml report
+    run_folder runner runs schema seeds telemetry this_machine workflow workflow_layers workflow_notes workflow_schema yaml_nodes
 """.split())
 SHELVES = frozenset({"methods", "models", "workflows", "reports"})
 TORCH = frozenset({"torch", "torchvision"})

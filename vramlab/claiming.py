@@ -1,4 +1,4 @@
-"""Who runs which cell: a claim file, made by an atomic create, beside the cell; and one measuring process a machine.
+"""Who runs which cell: a claim file, made by an atomic create, beside the cell; and locks that the kernel drops when their holder dies.
 
 A claim names its owner by host, process id and start time. The claim of a dead owner is taken over: at once where the
 owner would be visible from here, else after its heartbeat (the file's modification time) has been still for two minutes.
@@ -69,10 +69,10 @@ def owner_of(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The claim's body; empty when there is none or its owner died while writing it."""
+    """The claim's body; empty when there is none, it is not ours to read or its owner died while writing it."""
     try:
         body = json.loads(path.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, PermissionError, ValueError):
         return {}
     return body if isinstance(body, dict) else {}
 
@@ -140,12 +140,13 @@ def holder_of(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], None] | None = None, what: str = "") -> Iterator[None]:
+def locked(path: Path, on_wait: Callable[[], None] | None = None, what: str = "",
+           opener: Callable[[str, int], int] | None = None) -> Iterator[None]:
     """Hold an advisory lock on `path`; the kernel drops it when the holder dies. `on_wait` is called each second of waiting.
 
-    `what` the lock is held for is written into the file, for `holder_of`, until it is given back.
+    `what` the lock is held for is written into the file, for `holder_of`, until it is given back. `opener`: as for `open`.
     """
-    with open(path, "a", encoding="ascii") as f:
+    with open(path, "a", encoding="ascii", opener=opener) as f:
         while True:
             try:
                 fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,10 +24,11 @@ from typing import Any, Iterator, Protocol, Sequence
 from vramlab import __version__
 from vramlab.child import Ending, explain, last_line, run_child
 from vramlab.claiming import HEARTBEAT_SECONDS, Claim, holder_of, locked, owner_of, try_claim
-from vramlab.environment import cache_dir, probe
+from vramlab.environment import probe
 from vramlab.errors import EnvironmentUnable
 from vramlab.forks import ForkServer
 from vramlab.isolate import prepare_forks
+from vramlab.machine_lock import lock_path, open_for_all
 from vramlab.record import Outcome, RunRecord, write_atomically
 from vramlab.run_folder import RunFolder, is_done, now, read_record
 from vramlab.workflow import Cell, Plan
@@ -80,7 +81,7 @@ class Runner:
         self.run_folder = RunFolder(results / plan.workflow.name / plan.run_id)
         self.display = display
         self.command = tuple(command)
-        self.machine_lock = machine_lock or cache_dir() / "measuring.lock"
+        self.machine_lock = machine_lock or lock_path()
         self._forks: ForkServer | None = None  # lent to each cell: what they have in common is imported once a run
 
     def run(self) -> Result:
@@ -174,7 +175,7 @@ class Runner:
             other = f"another vramlab{f' ({who})' if who else ''}"
             self.display.waits(f"{other} measures on this machine; two at once would disturb each other")
 
-        with locked(self.machine_lock, on_wait=wait, what=f"run {self.run_folder.folder.resolve()}"):
+        with locked(self.machine_lock, on_wait=wait, what=f"run {self.run_folder.name}", opener=open_for_all):
             return self._run_process(number, cell, claim)
 
     def _run_process(self, number: int, cell: Cell, claim: Claim) -> None:
