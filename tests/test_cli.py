@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import pty
@@ -97,7 +98,8 @@ def test_help_imports_nothing_heavy(words):
     (["report", "rnu", "first"], 2, "No such command 'rnu'. Did you mean 'run'?"),
     (["validate", "workflow", "smoke", "budgets=60%"], 2, "budgets: '60%' is not allowed; must be a list: [60%]"),
     (["run", "workflow", "smoke", "batch_size=[8]"], 2, "unknown key 'batch_size'; did you mean 'batch_sizes'? Allowed:"),
-    (["validate", "workflow", "smoke", "budgets=[60]"], 2, "a plain number is bytes; a share of eager's peak is written 60%"),
+    (["validate", "workflow", "smoke", "budgets=[60]"], 2,
+     "budgets: 60 is not allowed; write 60% for a share of eager's peak, 60GiB for a size, or auto"),
     (["run", "workflow", "smoke", "--device", "gpu"], 2, "--device 'gpu' is not allowed; did you mean 'cpu'? Allowed: auto, cpu, "),
     (["run", "workflow", "smoke", "--device", "v100"], 2, "not allowed; did you mean 'sim:v100-16gb' or 'sim:v100-32gb'?"),
     (["run", "workflow", "smoke", "--device", "v100-32gb"], 2, "not allowed; did you mean 'sim:v100-32gb'? Allowed: auto, "),
@@ -291,6 +293,30 @@ def test_plan_step_is_one_cell_that_leaves_nothing_behind(shelf, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "--method: method 'toy-good' plans for a budget and none is given; write for example --budget 60%")
+
+
+class Terminal(io.StringIO):
+    """What a terminal was sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plan_step_says_on_a_terminal_what_it_does_and_nothing_on_a_pipe(shelf, capsys, monkeypatch):
+    cell = (shelf / "fake_cell.py").read_text()
+    (shelf / "fake_cell.py").write_text(cell.replace('print("starting", what, flush=True)', 'print("capturing [toy] ...", flush=True)'))
+    write_method(shelf, "toy-slow")
+    words = ["plan", "step", "--model", "toy", "--batch", "4", "--method", "toy-slow", "--device", "sim:h100"]
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert told.err == "" and "capturing" not in told.out
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "100"), ("SLOW", "1.5")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(words) == 0
+    shown = sys.stderr.getvalue()
+    assert "capturing [toy] ..." in shown and "0:00:01" in shown and shown.endswith("\x1b[2K")
+    assert "capturing" not in capsys.readouterr().out
 
 
 def test_the_result_table_shows_how_many_pairs_a_ratio_rests_on(capsys):

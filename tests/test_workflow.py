@@ -542,7 +542,7 @@ untestable:
     (f"name: {'a' * 101}", "2:7: name: "),
     ("budgets: [1.5]", "7:11: budgets: 1.5 is not allowed; must be a share"),
     ("budgets: ['1.5']", "7:11: budgets: '1.5' is not allowed; must be a share"),
-    ("budgets: ['60']", "7:11: budgets: '60' is not allowed; a plain number is bytes"),
+    ("budgets: ['60']", "7:11: budgets: '60' is not allowed; write 60% for a share of eager's peak, 60GiB for a size, or auto"),
 ])
 def test_what_looks_right_and_is_not(shelf, line, problem):
     key = line.partition(":")[0]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import sys
 import time
 from collections import Counter
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -57,6 +59,7 @@ from vramlab.tile import TapeTiling
 from vramlab.variants import with_variants
 from vramlab.workload import TrainingStep, accuracy, build, evaluation_batches, example_batch, train_batches
 
+_logger = logging.getLogger("vramlab")
 Spec = Mapping[str, Any]
 Watch = Callable[[torch.nn.Module, torch.Tensor], None]
 _CAPTURES = 3  # of shallow networks, for a tiled tape: two give the rule, one proves it
@@ -280,9 +283,23 @@ def make_plan(spec: Spec, folder: str, eager_peak_bytes: int | None, library_byt
     A native method other than eager has no schedule: it is captured only, and `unpredicted` says why nothing is predicted.
     """
     cell = _Cell.of(spec)
-    if not cell.has_schedule and not cell.is_simulated:
-        return _unplanned(cell, eager_peak_bytes)
-    return _facts_of(cell, _whole(cell), Path(folder), eager_peak_bytes, library_bytes)
+    with _aloud():
+        if not cell.has_schedule and not cell.is_simulated:
+            return _unplanned(cell, eager_peak_bytes)
+        return _facts_of(cell, _whole(cell), Path(folder), eager_peak_bytes, library_bytes)
+
+
+@contextmanager
+def _aloud() -> Iterator[None]:
+    """What the logger "vramlab" says at level INFO becomes lines of the cell's log, of which a terminal shows the last."""
+    handler, level = logging.StreamHandler(sys.stdout), _logger.level
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _logger.removeHandler(handler)
+        _logger.setLevel(level)
 
 
 @dataclass(frozen=True)
@@ -297,6 +314,7 @@ class _Whole:
 def _whole(cell: _Cell) -> _Whole:
     cell.planner()  # a method that cannot plan says so before anything is captured
     started = time.perf_counter()
+    _logger.info("capturing %s at batch %d ...", cell.config["model"], cell.config["batch_size"])
     bare = cell.tiled(cell.config["batch_size"])
     step = cell.workload() if bare is None else None
     bare = bare or cell.captured(step, cell.config["batch_size"]).tape
@@ -306,6 +324,8 @@ def _whole(cell: _Cell) -> _Whole:
 def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: int | None, library_bytes: int = 0) -> dict[str, Any]:
     """What `make_plan` returns; nothing is written where `out` is None."""
     planner, profile, bare, step = cell.planner(), cell.profile(), whole.bare, whole.step
+    if not cell.is_simulated:
+        _logger.info("measuring %s ...", count_of(len(bare.ops), "op"))
     plain = _with_costs(cell, bare, profile, step)
     eager = simulated_eager_peak(plain)
     prepared = cell.prepared(bare)
@@ -336,6 +356,7 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
     seeds, devices = cell.seeds(tape, profile, budget), cell.config.get("devices", 1)
     if cell.method.card.seeds:
         facts["seed_seconds"] = seeds.seconds
+    _logger.info("planning %s with %s ...", count_of(len(tape.ops), "op"), cell.config["method"])
     started = time.perf_counter()
     try:
         checked = one = _planned(cell, planner, step, tape, profile, budget, seeds=tuple(seeds.schedules.values()))

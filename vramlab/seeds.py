@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from vramlab.planner import Budget
 from vramlab.record import write_atomically
 from vramlab.schedule import Schedule
 from vramlab.tape import Tape
+
+
+_logger = logging.getLogger("vramlab")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def _answer(method: Method, tape: Tape, device: DeviceProfile, budget: Budget) -
 
 def _ask(method: Method, tape: Tape, device: DeviceProfile, budget: Budget) -> dict:
     began = time.perf_counter()
+    _logger.info("planning with %s, whose schedule is a seed ...", method.name)
     try:
         question = Budget(device_bytes=budget.device_bytes, host_bytes=budget.host_bytes, wants_smallest=False)
         schedule, why = check_schedule(tape, method.build().plan(tape, device, question), budget).schedule.to_json(), ""

@@ -36,7 +36,7 @@ def _check_budget(value: Any) -> str:
     if value == "auto":
         return value
     if str(value).strip().isdecimal() and 0 < int(value) <= 100:
-        raise ValueError(f"a plain number is bytes; a share of eager's peak is written {value}%")
+        raise ValueError(f"write {value}% for a share of eager's peak, {value}GiB for a size, or auto")
     try:
         share = parse_percent(value)
         if share is None:

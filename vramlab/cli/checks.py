@@ -12,7 +12,8 @@ from typing import Any, Iterator, Sequence
 
 from vramlab.cli.words import print_json, table
 from vramlab.cli.progress import PlainDisplay
-from vramlab.cli.workflows import Silent, open_library, scratch
+from vramlab.cli.progress import SilentDisplay
+from vramlab.cli.workflows import open_library, scratch
 from vramlab.collection import Library, Method
 from vramlab.counted import count_of
 from vramlab.errors import WorkflowError
@@ -88,7 +89,7 @@ def _check_truth(library: Library, method: Method) -> Check:
     if method.card.takes_budget:
         settings["budgets"] = list(BUDGETS)
     with tempfile.TemporaryDirectory(prefix="check-", dir=scratch()) as folder:
-        result = Runner(single_cell(library, settings, [], Host("cpu")), Path(folder), Silent()).run()
+        result = Runner(single_cell(library, settings, [], Host("cpu")), Path(folder), SilentDisplay()).run()
     records = list(result.records.values())
     said = "; ".join(f"{r.config['budget'] or 'no budget'}: {r.truth if r.outcome is Outcome.OK else r.outcome}" for r in records)
     return Check(f"three steps of a small ResNet give eager PyTorch's bits ({said})".replace("_", " "), list(_truth_faults(records)))

@@ -169,6 +169,57 @@ class TerminalDisplay:
         self._progress.console.print(escape(line), soft_wrap=True)
 
 
+class StatusDisplay(PlainDisplay):
+    """The running cell's last line beside the time so far; it goes when the cell ends, as the answer is one block."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._progress = Progress(TimeElapsedColumn(), TextColumn("{task.description}"), console=Console(file=stream, highlight=False),
+                                  refresh_per_second=2, transient=True)
+
+    def begin(self, plan: Plan, run: RunFolder, done: int) -> None:
+        """The clock starts."""
+        self._progress.start()
+        self._line = self._progress.add_task("", total=None)
+
+    def cell_begins(self, cell: Cell, number: int) -> None:
+        """Name it."""
+        self._show(cell.title)
+
+    def tick(self, cell: Cell, seconds: float, status: str) -> None:
+        """Its last line."""
+        self._show(status or cell.title)
+
+    def cell_ends(self, cell: Cell, record: RunRecord, seconds: float) -> None:
+        """Nothing: the answer follows."""
+
+    def waits(self, why: str) -> None:
+        """In its place."""
+        self._show(f"waiting: {why}")
+
+    def end(self) -> None:
+        """Take the line away."""
+        self._progress.stop()
+
+    def _show(self, text: str) -> None:
+        self._progress.update(self._line, description=escape(text))
+
+
+class SilentDisplay(PlainDisplay):
+    """Says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def _say(self, line: str) -> None:
+        pass
+
+
+def status_for(stream: TextIO) -> Display:
+    """What the one cell of a command does, on a terminal; nothing elsewhere."""
+    return StatusDisplay(stream) if stream.isatty() else SilentDisplay()
+
+
 def display_for(as_json: bool) -> Display:
     """Bar or lines; with --json stdout belongs to the document, so that both go to stderr."""
     stream = sys.stderr if as_json else sys.stdout

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
-from vramlab.cli.progress import PlainDisplay, display_for, summary, time_left
+from vramlab.cli.progress import display_for, status_for, summary, time_left
 from vramlab.cli.words import command, device_or_assumed, duration, print_json, table
 from vramlab.collection import Library, find_collections
 from vramlab.counted import count_of
@@ -226,7 +226,7 @@ def plan_one_step(model: str, batch: int, method: str, budget: str | None, devic
     device, assumed = device_or_assumed(device)
     plan = single_cell(library, settings, overrides, detect_host(device), _OPTIONS)
     with tempfile.TemporaryDirectory(prefix="plan-", dir=scratch()) as folder:
-        result = Runner(plan, Path(folder), Silent()).run()
+        result = Runner(plan, Path(folder), status_for(sys.stderr)).run()
         if result.is_interrupted:
             return result.exit_code
         record = next(iter(result.records.values()), None)
@@ -253,16 +253,6 @@ def scratch() -> Path:
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-class Silent(PlainDisplay):
-    """Says nothing: the answer is one block."""
-
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-
-    def _say(self, line: str) -> None:
-        pass
 
 
 def _print_prediction(record: RunRecord, assumed: str) -> None:
