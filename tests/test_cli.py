@@ -11,16 +11,19 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from hand_made import infeasible_step, measured_step, search, simulated_step, training
 from shelves import small_workflow, write_fake_cell, write_method, write_model, write_workflow
 
 import vramlab.cli.workflows as workflows
 from vramlab import doctor
 from vramlab.cli import main
+from vramlab.cli.app import app
 from vramlab.cli.progress import TimeLeft, summary
 from vramlab.cli.words import command, duration, listed, table
 from vramlab.collection import Library
@@ -84,6 +87,20 @@ def test_help_imports_nothing_heavy(words):
     assert done.returncode == 0 and "typer" in imported and not imported & (HEAVY - {"pydantic"})
 
 
+def parameters(command, path: str = "") -> Iterator[tuple[str, object]]:
+    """Path of a command and each of its parameters, for all commands."""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from parameters(below, f"{path} {name}".strip())
+    yield from ((path, parameter) for parameter in command.params)
+
+
+def test_every_option_and_argument_says_what_it_is():
+    """A metavar of choices says it itself."""
+    told = list(parameters(typer.main.get_command(app)))
+    assert len(told) > 100
+    assert [(path, p.name) for path, p in told if not p.help and "|" not in (p.metavar or "")] == []
+
+
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["lst"], 2, "No such command 'lst'. Did you mean 'list'?"),
     (["list", "model"], 2, "not allowed; did you mean 'models'? Allowed: models, methods, workflows, keys, devices, claims, runs"),
@@ -106,13 +123,16 @@ def test_help_imports_nothing_heavy(words):
     (["run", "workflow", "smoke", "--device", "sim:v100"], 2, "there is no device profile 'v100'"),
     (["run", "workflow", "workflows/smok.yaml"], 2, "there is no file workflows/smok.yaml; did you mean 'workflows/smoke.yaml'?"),
     (["validate", "workflow", "mine.yaml"], 2, "there is no file mine.yaml\n"),
-    (["run", "workflow", "smoke", "--device", "cuda:99"], 3, "NVIDIA GPU(s) on this machine; `doctor` says why"),
+    (["run", "workflow", "smoke", "--device", "cuda:99"], 3, "torch finds 0 NVIDIA GPUs on this machine; `doctor` says why"),
     (["run", "workflow", "smoke", "--collection", "docs"], 2, "docs is no collection"),
     (["report", "run", "nothing"], 2, "there is no run 'nothing' in results/"),
 ])
-def test_wrong_words_get_the_code_and_the_nearest_right_one(words, code, said):
-    done = call(*words)
-    assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+def test_wrong_words_get_the_code_and_the_nearest_right_one(words, code, said, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("VRAMLAB_PROG", raising=False)
+    assert main(words) == code
+    told = capsys.readouterr().err
+    assert said in told and "Traceback" not in told
 
 
 def test_hints_have_the_form_that_was_called(monkeypatch):
@@ -126,10 +146,10 @@ def test_hints_have_the_form_that_was_called(monkeypatch):
     assert call("run", "workflow", "-h").stdout.startswith("Usage: vramlab run workflow [OPTIONS]")
 
 
-@pytest.mark.parametrize(("typo", "meant"), [("wrkflow", "workflow"), ("test", "tests"), ("claen", "clean"), ("lst", "list")])
-def test_first_words_of_the_script_have_their_nearest_spelling(typo, meant):
-    done = call(typo, "x", prog="./run")
-    assert done.returncode == 2 and f"No such command {typo!r}. Did you mean {meant!r}?" in done.stderr
+def test_first_words_of_the_script_have_their_nearest_spelling():
+    for typo, meant in (("wrkflow", "workflow"), ("test", "tests"), ("claen", "clean"), ("lst", "list")):
+        done = call(typo, "x", prog="./run")
+        assert done.returncode == 2 and f"No such command {typo!r}. Did you mean {meant!r}?" in done.stderr
     assert "Did you mean" not in call("nothing-like-it", prog="./run").stderr
 
 

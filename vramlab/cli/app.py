@@ -56,7 +56,10 @@ def _group(name: str, text: str, below: typer.Typer = app) -> typer.Typer:
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Collections = Annotated[list[Path] | None, typer.Option("--collection", metavar="DIR", help="A further collection; may be repeated.")]
 Results = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Where the runs are.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False,
+                                                       help="Sets a key of the workflow; `list keys` shows all.")]
+ModelName = Annotated[str, typer.Option("--model", metavar="NAME", help="Of `list models`.")]
+BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Samples in a step.")]
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0|sim:NAME", help="What the target auto stands for.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Archives, keys, SQLite; else VRAMLAB_SERVER_DATA_DIR, "
                                                                               "else ./vramlab-server.")]
@@ -64,7 +67,8 @@ DatabaseUrl = Annotated[str | None, typer.Option("--database", metavar="URL", he
                                                                                   "VRAMLAB_SERVER_DATABASE_URL, else SQLite in DIR.")]
 SimulatedUnlessGiven = Annotated[str | None, typer.Option(
     "--device", metavar="cpu|cuda:0|sim:NAME", help="Without it sim:v100-32gb is assumed, and said.", show_default=False)]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, WORKFLOW/RUN, the start of its id, or a workflow's name.")]
+_RUN = "A run's folder, WORKFLOW/RUN, the start of its id, or a workflow's name."
+RunName = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
 
 _run = _group("run", "Run a workflow.")
 _validate = _group("validate", "Check a file.")
@@ -136,7 +140,7 @@ def list_(
 @app.command("show")
 def show(
     what: Annotated[str, typer.Argument(metavar="method|model|device|claim", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As the list has it.")],
     collection: Collections = None,
     as_json: AsJson = False,
 ) -> None:
@@ -148,11 +152,12 @@ def show(
 
 @_plan.command("step")
 def plan_step(
-    model: Annotated[str, typer.Option("--model", metavar="NAME")],
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)],
-    method: Annotated[str, typer.Option("--method", metavar="NAME")],
+    model: ModelName,
+    batch: BatchSize,
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="Of `list methods`.")],
     overrides: Overrides = None,
-    budget: Annotated[str | None, typer.Option("--budget", metavar="60%|6GiB|auto")] = None,
+    budget: Annotated[str | None, typer.Option(
+        "--budget", metavar="60%|6GiB|auto", help="The most that a step may hold: a share of eager's peak, a size, what is free.")] = None,
     device: SimulatedUnlessGiven = None,
     save_schedule: Annotated[Path | None, typer.Option(
         "--save-schedule", metavar="FILE", help="Keep the schedule; the method schedule-file runs it.")] = None,
@@ -174,7 +179,7 @@ def plan_step(
 def advise(
     model: Annotated[str, typer.Option("--model", metavar="NAME|MODULE:FUNCTION", help="A model, or a function of yours that takes a batch "
                                        "size and returns model, loss_fn, example and, if you like, optimizer.")],
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)],
+    batch: BatchSize,
     overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(
         "--device", metavar="sim:NAME", help="Without it sim:v100-32gb is assumed, and said.", show_default=False)] = None,
@@ -196,15 +201,15 @@ def advise(
 
 @_train.command("dqn")
 def train_dqn(
-    model: Annotated[str, typer.Option("--model", metavar="NAME")],
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 32,
+    model: ModelName,
+    batch: BatchSize = 32,
     budgets: Annotated[str | None, typer.Option("--budgets", metavar="80%,60%", help="Budgets to learn on, else random.")] = None,
     device: Annotated[str | None, typer.Option(
         "--device", metavar="sim:NAME", help="Whose op and copy times count; sim:v100-32gb without it.", show_default=False)] = None,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Decisions to learn from; instead of --minutes.")] = None,
     minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop after so long; 10 without either.")] = None,
     network: Annotated[str, typer.Option("--network", metavar="graph|mlp", help="Message passing over the tape, or none.")] = "graph",
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", metavar="DIR", help="Where the training's state and curve go.")] = None,
     collection: Collections = None,
 ) -> None:
@@ -216,7 +221,7 @@ def train_dqn(
 
 @_report.command("run")
 def report_run(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", show_default=False)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", show_default=False, help=_RUN)],
     pdf: Annotated[bool, typer.Option("--pdf", help="report.pdf too: each figure on a page of its own size, then the tables.")] = False,
     latex: Annotated[bool, typer.Option(
         "--latex", help="appendix.tex too, the artifact appendix with tables, for \\input; report.tex compiles it alone.")] = False,
@@ -264,8 +269,8 @@ def view(
 
 @_compare.command("run")
 def compare_run(
-    first: Annotated[str, typer.Argument(metavar="A", show_default=False)],
-    second: Annotated[str, typer.Argument(metavar="B", show_default=False)],
+    first: Annotated[str, typer.Argument(metavar="A", show_default=False, help=_RUN)],
+    second: Annotated[str, typer.Argument(metavar="B", show_default=False, help="Another, which is held against A.")],
     threshold: Annotated[float, typer.Option("--threshold", metavar="SHARE", min=0.0, help="How much worse is a regression.")] = 0.05,
     output_dir: Results = Path("results"),
     as_json: AsJson = False,
@@ -354,12 +359,13 @@ def check_bundle(
 def check_prediction(
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", show_default=False, help="Runs to judge.")] = None,
     models: Annotated[str | None, typer.Option("--models", metavar="M[,M]", help="Run cells of these models instead.")] = None,
-    methods: Annotated[str, typer.Option("--methods", metavar="M[,M]")] = "replay,checkpoint,delta",
-    budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]")] = "80%,60%",
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1)] = 8,
+    methods: Annotated[str, typer.Option(
+        "--methods", metavar="M[,M]", help="By these methods; for --models, as is all below.")] = "replay,checkpoint,delta",
+    budgets: Annotated[str, typer.Option("--budgets", metavar="80%[,60%]", help="Shares of eager's peak, or sizes.")] = "80%,60%",
+    batch: BatchSize = 8,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Timed steps a cell; 6 or more tell the drift.")] = 6,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key: model.image_size=64.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0", help="auto: the first GPU, else the CPU.")] = "auto",
     output_dir: Results = Path("results"),
     collection: Collections = None,
     as_json: AsJson = False,
@@ -379,7 +385,7 @@ def check_prediction(
 @app.command("new")
 def new(
     what: Annotated[str, typer.Argument(metavar="method|model|workflow", show_default=False)],
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Lower-case letters, digits and -.")],
 ) -> None:
     """Write a new method, model or workflow into the current directory's collection, complete as it stands."""
     from vramlab.cli.new import make
@@ -389,7 +395,7 @@ def new(
 
 @app.command("calibrate")
 def calibrate(
-    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0")] = "auto",
+    device: Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda:0", help="auto: the first GPU, else the CPU.")] = "auto",
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what is known.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -427,8 +433,8 @@ def serve(
 @_account.command("create")
 def server_account_create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits, - and _.")],
-    display_name: Annotated[str, typer.Option("--display-name", metavar="TEXT")] = "",
-    affiliation: Annotated[str, typer.Option("--affiliation", metavar="TEXT")] = "",
+    display_name: Annotated[str, typer.Option("--display-name", metavar="TEXT", help="Shown beside the name.")] = "",
+    affiliation: Annotated[str, typer.Option("--affiliation", metavar="TEXT", help="Shown with it.")] = "",
     data_dir: DataDir = None,
     database: DatabaseUrl = None,
 ) -> None:
@@ -448,7 +454,7 @@ def server_account_list(data_dir: DataDir = None, database: DatabaseUrl = None, 
 
 @_account.command("disable")
 def server_account_disable(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of an account.")],
     data_dir: DataDir = None,
     database: DatabaseUrl = None,
 ) -> None:
@@ -472,7 +478,7 @@ def server_account_revoke_key(
 
 @_token.command("create")
 def server_token_create(
-    account: Annotated[str, typer.Argument(metavar="ACCOUNT")],
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="Whose it is.")],
     scope: Annotated[list[str] | None, typer.Option("--scope", metavar="submit|organise|admin", help="May be repeated; submit.")] = None,
     label: Annotated[str, typer.Option("--label", metavar="TEXT", help="What it is for.")] = "",
     days: Annotated[float | None, typer.Option("--days", min=0.001, help="How long it holds; for ever without.")] = None,
@@ -519,7 +525,7 @@ def server_backup(
 
 @_server.command("restore")
 def server_restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="As `server backup` wrote it.")],
     data_dir: DataDir = None,
     database: DatabaseUrl = None,
 ) -> None:
