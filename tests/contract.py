@@ -123,11 +123,19 @@ class Inquiry:
         except PlanInfeasible as refusal:
             return Answer(budget, refusal=refusal)
 
+    @cached_property
     def planned(self) -> list[Answer]:
         return [answer for answer in self.answers if answer.schedule]
 
-    def metrics(self, answer: Answer) -> Metrics:
-        return simulate(check_schedule(self.tape, answer.schedule), self.device).metrics
+    @cached_property
+    def peaks(self) -> list[int]:
+        """Of each answer that is planned, on symbolic values; fails unless every value is that of a plain run."""
+        return [peak_of_machine(self.tape, answer.schedule) for answer in self.planned]
+
+    @cached_property
+    def metrics(self) -> list[Metrics]:
+        """Of each answer that is planned."""
+        return [simulate(check_schedule(self.tape, answer.schedule), self.device).metrics for answer in self.planned]
 
 
 def peak_of_machine(tape: Tape, schedule: Schedule) -> int:
@@ -142,15 +150,13 @@ def peak_of_machine(tape: Tape, schedule: Schedule) -> int:
 
 
 def plans_compute_what_a_plain_run_computes(inquiry: Inquiry) -> None:
-    assert inquiry.planned(), "no budget at all can be met"
-    for answer in inquiry.planned():
-        peak = peak_of_machine(inquiry.tape, answer.schedule)
+    assert inquiry.planned, "no budget at all can be met"
+    for answer, peak in zip(inquiry.planned, inquiry.peaks):
         assert peak == check_schedule(inquiry.tape, answer.schedule).peak_bytes
 
 
 def plans_keep_the_budget(inquiry: Inquiry) -> None:
-    for answer in inquiry.planned():
-        peak = peak_of_machine(inquiry.tape, answer.schedule)
+    for answer, peak in zip(inquiry.planned, inquiry.peaks):
         assert peak <= answer.budget.device_bytes, f"{peak} bytes at a budget of {answer.budget.device_bytes}"
 
 
@@ -168,21 +174,21 @@ def no_overhead_without_a_budget(inquiry: Inquiry) -> None:
     unlimited = inquiry.answers[0].schedule
     assert not any(isinstance(i, Recompute | Offload | Prefetch) for i in unlimited.instructions)
     fastest = sum(min([op.seconds, *(v.seconds for v in op.variants)]) for op in inquiry.tape.ops)
-    assert fastest <= inquiry.metrics(inquiry.answers[0]).step_seconds <= sum(op.seconds for op in inquiry.tape.ops)
+    assert fastest <= inquiry.metrics[0].step_seconds <= sum(op.seconds for op in inquiry.tape.ops)
 
 
 def peak_falls_with_the_budget(inquiry: Inquiry) -> None:
-    peaks = [inquiry.metrics(answer).peak_bytes for answer in inquiry.planned()]
+    peaks = [metrics.peak_bytes for metrics in inquiry.metrics]
     assert peaks == sorted(peaks, reverse=True), f"peaks from no budget to the lowest: {peaks}"
 
 
 def time_rises_as_the_budget_falls(inquiry: Inquiry) -> None:
-    seconds = [inquiry.metrics(answer).step_seconds for answer in inquiry.planned()]
+    seconds = [metrics.step_seconds for metrics in inquiry.metrics]
     assert all(a <= b * (1 + 1e-9) for a, b in pairwise(seconds)), f"seconds from no budget to the lowest: {seconds}"
 
 
 def equal_questions_get_equal_answers(inquiry: Inquiry) -> None:
-    for answer in inquiry.planned():
+    for answer in inquiry.planned:
         assert inquiry.ask(answer.budget.device_bytes).schedule.digest == answer.schedule.digest
 
 
@@ -204,7 +210,7 @@ def unmet_needs_are_refused(inquiry: Inquiry) -> None:
 def random_ops_are_recomputed_from_a_recorded_state(inquiry: Inquiry) -> None:
     """First runs keep the tape's order, and so draw as eager does; a recompute comes after the run whose state the executor keeps."""
     random_ops = [op.id for op in inquiry.tape.ops if op.is_random]
-    for answer in inquiry.planned():
+    for answer in inquiry.planned:
         first = [i.op for i in answer.schedule.instructions if isinstance(i, Compute) and i.op in random_ops]
         assert first == random_ops
         for k, i in enumerate(answer.schedule.instructions):
@@ -212,25 +218,25 @@ def random_ops_are_recomputed_from_a_recorded_state(inquiry: Inquiry) -> None:
 
 
 def json_round_trips(inquiry: Inquiry) -> None:
-    for answer in inquiry.planned():
+    for answer in inquiry.planned:
         again = Schedule.from_json(json.loads(json.dumps(answer.schedule.to_json())))
         assert again == answer.schedule and again.digest == answer.schedule.digest
 
 
 def schedules_carry_uid_and_tape(inquiry: Inquiry) -> None:
-    for answer in inquiry.planned():
+    for answer in inquiry.planned:
         assert (answer.schedule.method, answer.schedule.tape_digest) == (inquiry.method.card.uid, inquiry.tape.digest)
 
 
 def a_method_without_budget_ignores_it(inquiry: Inquiry) -> None:
     if not inquiry.method.card.takes_budget:
-        assert len({answer.schedule.digest for answer in inquiry.planned()}) == 1
+        assert len({answer.schedule.digest for answer in inquiry.planned}) == 1
 
 
 def state_stays_where_it_is(inquiry: Inquiry) -> None:
     """Parameters, buffers, inputs and optimizer state neither move nor leave."""
     state = {s.id for s in inquiry.tape.storages if s.at_start and s.at_end}
-    for answer in inquiry.planned():
+    for answer in inquiry.planned:
         assert not [i for i in answer.schedule.instructions if isinstance(i, Free | Offload | Prefetch | FreeHost) and i.storage in state]
 
 
