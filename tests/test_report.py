@@ -15,6 +15,7 @@ import pytest
 from hand_made import (
     CLAIMS, ENVIRONMENT, MIB, full_grid, infeasible_step, make_record, measured_step, simulated_step, write_run, write_telemetry,
 )
+from matplotlib.axes import Axes
 
 from vramlab.record import Outcome, Truth
 from vramlab.report import drawing, render
@@ -371,9 +372,8 @@ def test_a_torn_record_is_a_row_that_says_so(tmp_path):
 # ------------------------------------------------------------------------------------------------------- figures
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """(name, axes) of every panel that is drawn."""
+def watched(patch: pytest.MonkeyPatch) -> list[tuple[str, Axes]]:
+    """(name, axes) of every panel that is drawn from now on."""
     seen = []
     real = drawing.finish
 
@@ -381,22 +381,30 @@ def drawn(monkeypatch):
         seen.append((keywords["name"], figure.axes[0]))
         return real(figure, **keywords)
 
-    monkeypatch.setattr("vramlab.report.drawing.finish", spy)
+    patch.setattr("vramlab.report.drawing.finish", spy)
     return seen
 
 
-def draw_all(tmp_path, drawn):
-    folder = write_run(tmp_path / "run", full_grid())
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the test draws."""
+    return watched(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def all_drawn(tmp_path_factory):
+    """The figures of the whole grid with telemetry, and the axes of each by name."""
+    folder = write_run(tmp_path_factory.mktemp("drawn"), full_grid())
     write_telemetry(folder / "cells" / full_grid()[0].cell_id / "telemetry.csv.gz", [(0.1 * i, (500 + i) * MIB) for i in range(50)])
     run = load_run(folder)
-    looks = Looks(run)
-    sets = [budget_figures(run, looks), training_figures(run, looks),
-            telemetry_figures(load_telemetry(run)[0])]
-    return run, sets, dict(drawn)
+    with pytest.MonkeyPatch.context() as patch:
+        seen, looks = watched(patch), Looks(run)
+        sets = [budget_figures(run, looks), training_figures(run, looks), telemetry_figures(load_telemetry(run)[0])]
+    return sets, dict(seen)
 
 
-def test_axes_start_at_zero_and_ratios_are_logarithmic(tmp_path, drawn):
-    _, _, axes = draw_all(tmp_path, drawn)
+def test_axes_start_at_zero_and_ratios_are_logarithmic(all_drawn):
+    _, axes = all_drawn
     assert len(axes) == 9
     for name, found in axes.items():
         assert found.get_xlim()[0] == 0, name
@@ -407,8 +415,8 @@ def test_axes_start_at_zero_and_ratios_are_logarithmic(tmp_path, drawn):
         assert found.get_xlabel() and found.get_ylabel()
 
 
-def test_points_are_the_records(tmp_path, drawn):
-    _, _, axes = draw_all(tmp_path, drawn)
+def test_points_are_the_records(all_drawn):
+    _, axes = all_drawn
     lines = {line.get_label(): list(zip(*(map(float, v) for v in line.get_data()))) for line in axes["peak0"].lines}
     assert lines["delta"] == [(400, 395), (500, 495), (600, 595), (800, 795)]
     assert lines["checkpoint"] == [(800, 700)] and [x for x, _ in lines["checkpoint, infeasible"]] == [400]
@@ -420,8 +428,8 @@ def test_points_are_the_records(tmp_path, drawn):
     assert "delta" not in simulated and simulated["delta, simulated"].get_markerfacecolor() == drawing.PAPER
 
 
-def test_a_simulated_point_shows_around_a_measured_one_of_equal_value(tmp_path, drawn):
-    _, _, axes = draw_all(tmp_path, drawn)
+def test_a_simulated_point_shows_around_a_measured_one_of_equal_value(all_drawn):
+    _, axes = all_drawn
     lines = {line.get_label(): line for line in axes["peak0"].lines}
     assert [*lines["delta"].get_ydata()] == [*lines["delta, simulated"].get_ydata()]  # each hollow mark lies on a filled one
     hollow, filled = lines["delta, simulated"], lines["delta"]
@@ -476,8 +484,8 @@ def test_large_peaks_are_drawn_in_gib(tmp_path, drawn):
     assert axes.get_ylabel() == "peak (GiB)" and lines["delta, simulated"] == [(9, 8)]
 
 
-def test_a_wrong_cell_is_not_drawn(tmp_path, drawn):
-    _, _, axes = draw_all(tmp_path, drawn)
+def test_a_wrong_cell_is_not_drawn(all_drawn):
+    _, axes = all_drawn
     assert not [line for found in axes.values() for line in found.lines if "broken" in str(line.get_label())]
 
 
@@ -527,8 +535,8 @@ def test_text_and_lines_stand_out_from_the_paper(theme):
         assert contrast(colours[f"series-{i}"], colours["paper"]) >= 3, i
 
 
-def test_svgs_hold_no_fixed_colour_and_unique_ids(tmp_path, drawn):
-    _, sets, _ = draw_all(tmp_path, drawn)
+def test_svgs_hold_no_fixed_colour_and_unique_ids(all_drawn):
+    sets, _ = all_drawn
     svgs = [panel.svg for found in sets for panel in found.panels]
     ids = [i for svg in svgs for i in re.findall(r'\bid="([^"]*)"', svg)]
     assert len(ids) == len(set(ids))

@@ -159,6 +159,12 @@ def write_drawable(folder: Path, *, module: str = "block.conv", names=("eager", 
     return folder
 
 
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    """The page of the run with two drawable cells."""
+    return render(write_drawable(tmp_path_factory.mktemp("drawable") / "run"))
+
+
 def data_of(text: str) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="timeline-data">(.*?)</script>', text, re.DOTALL)[1])
 
@@ -179,8 +185,8 @@ def test_eager_and_the_fastest_method_at_each_budget_are_chosen(tmp_path):
         "a training of many steps": 1, "without a budget, and another without one has a smaller peak": 1}
 
 
-def test_the_report_draws_what_its_cells_hold(tmp_path):
-    text = render(write_drawable(tmp_path / "run")).read_text()
+def test_the_report_draws_what_its_cells_hold(report):
+    text = report.read_text()
     data = data_of(text)
     assert [(c["name"], c["peak"], c["measured"]) for c in data["cells"]] == [
         ("eager", PEAK_BYTES, PEAK_BYTES + 3), ("delta 60 %", PEAK_BYTES, PEAK_BYTES + 3)]
@@ -247,9 +253,8 @@ def test_what_finds_no_room_is_told(tmp_path, monkeypatch):
         assert drawn == 2 or f"{count_of(2 - drawn, 'cell')}: no room for more in one report" in found.notes[0]
 
 
-def test_the_same_records_give_the_same_bytes_without_torch(tmp_path):
-    folder = write_drawable(tmp_path / "run")
-    first = render(folder).read_bytes()
+def test_the_same_records_give_the_same_bytes_without_torch(report):
+    first, folder = report.read_bytes(), report.parent
     code = "import sys; from vramlab.report import render; render(sys.argv[1]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd=ROOT,
                           env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)})
@@ -283,11 +288,9 @@ def texts(page, selector: str) -> list[str]:
 
 
 @pytest.mark.chromium
-def test_the_page_draws_two_methods_on_one_scale_and_stays_silent(tmp_path, page):
-    folder = write_drawable(tmp_path / "run")
-    render(folder)
+def test_the_page_draws_two_methods_on_one_scale_and_stays_silent(report, page):
     page.said.clear(), page.asked.clear()
-    page.open(folder / "report.html")
+    page.open(report)
     assert page.run("document.querySelectorAll('#timeline-plot .subplot').length") == 4
     scales = page.run("(({xaxis, xaxis2, yaxis, yaxis3}) => [xaxis.range, xaxis2.range, yaxis.range, yaxis3.range])"
                       "(document.getElementById('timeline-plot')._fullLayout)")
@@ -304,10 +307,8 @@ def test_the_page_draws_two_methods_on_one_scale_and_stays_silent(tmp_path, page
 
 
 @pytest.mark.chromium
-def test_switches_menus_and_keys_change_what_is_drawn(tmp_path, page):
-    folder = write_drawable(tmp_path / "run")
-    render(folder)
-    page.open(folder / "report.html")
+def test_switches_menus_and_keys_change_what_is_drawn(report, page):
+    page.open(report)
     names = "[...new Set(document.getElementById('timeline-plot').data.filter(t => t.yaxis === 'y').map(t => t.name))]"
     assert page.run(names)[:3] == ["parameter", "gradient", "optimizer state"]
     page.run("document.querySelector('[name=timeline-stack][value=layers]').click()")
@@ -346,10 +347,8 @@ def test_hostile_names_do_not_run(tmp_path, page):
 
 
 @pytest.mark.chromium
-def test_a_pointer_over_the_drawing_names_op_and_module(tmp_path, page):
-    folder = write_drawable(tmp_path / "run")
-    render(folder)
-    page.open(folder / "report.html")
+def test_a_pointer_over_the_drawing_names_op_and_module(report, page):
+    page.open(report)
     page.run("document.getElementById('timeline-plot').scrollIntoView({block: 'center', behavior: 'instant'})")
     boxes = page.run("[...document.querySelectorAll('#timeline-plot .nsewdrag')].map(e => e.getBoundingClientRect())"
                      ".map(r => [r.x, r.y, r.width, r.height])")
@@ -364,12 +363,10 @@ def test_a_pointer_over_the_drawing_names_op_and_module(tmp_path, page):
 
 @pytest.mark.chromium
 @pytest.mark.parametrize("width", [400, 1400])
-def test_the_drawing_fits_narrow_and_wide_pages_dark_and_light(tmp_path, page, width):
-    folder = write_drawable(tmp_path / "run")
-    render(folder)
+def test_the_drawing_fits_narrow_and_wide_pages_dark_and_light(report, page, width):
     inks = []
     for scheme in ("dark", "light"):
-        page.open(folder / "report.html", width=width, prefers_color_scheme=scheme)
+        page.open(report, width=width, prefers_color_scheme=scheme)
         assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         inks.append(page.run("document.getElementById('timeline-plot').layout.font.color"))
     assert inks == ["#e8eaef", "#16181d"]
