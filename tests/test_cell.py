@@ -37,10 +37,10 @@ def make_spec(run_dir: Path, roots: list[Path] | None = None, **settings) -> dic
 
 
 def run(tmp_path: Path, **settings) -> RunRecord:
-    """The record, after a trip through JSON."""
+    """The record, after a trip through JSON. As in a run, eager is measured once for all cells that are compared with it."""
     folder = tmp_path / "cell"
     folder.mkdir(exist_ok=True)
-    record = run_cell(make_spec(tmp_path, **settings), folder)
+    record = run_cell(make_spec(tmp_path.parent, **settings), folder)
     record.save(folder / "record.json")
     return RunRecord.load(folder / "record.json")
 
