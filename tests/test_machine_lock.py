@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import multiprocessing
 import os
 import stat
@@ -30,6 +31,7 @@ def open_folder() -> Iterator[Path]:
 def as_another_user(work: Callable[[], None]) -> multiprocessing.Process:
     """Started in a process of its own: under root as somebody else, else as oneself."""
     def begin() -> None:
+        codecs.lookup("ascii")  # while the interpreter's own files can still be read
         if os.geteuid() == 0:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
