@@ -10,20 +10,24 @@ whatever may be written over; between ops it holds only the state that stays. So
 
 **The time bound** (`step_seconds_bound`) is the optimum of a linear program that every legal schedule within the budget satisfies. On
 a longest path of dependencies c1 -> c2 -> ... some ops are chosen as *snapshots*: every legal schedule runs them first in that order,
-which cuts it into stages 1, 2, ...; stage t ends with the run of ct. For the largest storages s, and a schedule, let
+which cuts it into stages 1, 2, ...; stage t ends with the run of ct. For some storages s, those that weigh most by their bytes and by the
+snapshots at which eager holds them, and a schedule, let
 
     x[s,t] = 1 when s is on the device after ct       F[p,t] = 1 when op p first runs in stage t
     R[p,t] = 1 when p runs again in stage t            P[s,t] = 1 when a copy of s from the host starts in stage t
     O[s,t] = 1 when a copy of s to the host starts in stage t, and before any P of s in it
+    V[k,t] = 1 when the first run of ct takes its variant k; they sum to 1
 
 These satisfy, with seen(s,t) = x[s,t-1] + F[p,t] + R[p,t] + P[s,t] for the op p that creates s (what is on the device at some
 instant of a stage was there when it began, or was made or prefetched in it; the first copy from the host has one to it before):
 
     x[s,t] <= seen(s,t)        F[q,t], R[q,t] <= seen(s,t) for each s that q reads        O[s,t] <= seen(s,t) - P[s,t]
     P[s,t] <= sum of O[s,1..t]          R[p,t] <= sum of F[p,1..t]          sum over t of F[p,t] = 1
-    state + sum of bytes x[s,t] + what else ct uses + its leanest workspace <= budget         x[s,t] = 1 for what ct uses and keeps
+    state + sum of bytes x[s,t] + what else ct uses + sum of workspace V[k,t] <= budget       x[s,t] = 1 for what ct uses and keeps
 
-The **compute** stream is serial: the start of ct is after everything that runs before it. The **link** is serial in each direction. A
+The **compute** stream is serial: the start of ct is after everything that runs before it, and its own run takes the sum of seconds V[k,t];
+every other run is counted with the fastest variant of its op. A variant that another beats in seconds and in workspace may be left out:
+to put the other in its place satisfies the rows where it did. The **link** is serial in each direction. A
 copy that starts in a stage after t starts after ct has run, and each copy is waited for before the step ends, since the checker frees
 or keeps nothing in flight; so the step ends no sooner than ct plus all later copies of one direction. A copy to the host that starts
 before ct has ended by then, unless s is still on the device after ct; a copy to the device of what ct reads has ended. On a half-duplex
@@ -40,10 +44,10 @@ from functools import cached_property
 
 from vramlab.check import check_schedule
 from vramlab.device import DeviceProfile
-from vramlab.liveness import last_use, lower_bound_bytes, replay_schedule, used_storages, working_set_bytes
+from vramlab.liveness import first_use, last_use, lower_bound_bytes, replay_schedule, used_storages, working_set_bytes
 from vramlab.program import OPTIMAL, ZERO, Affine, Program, total
 from vramlab.schedule import Compute, Free, FreeHost, Instruction, Offload, Prefetch, Schedule, Wait
-from vramlab.tape import Op, Phase, Tape
+from vramlab.tape import Op, Phase, Storage, Tape
 
 SNAPSHOTS, WATCHED = 16, 120  # how many ops, and storages, the program of the time bound is about
 SLACK = 1e-7  # relative: what HiGHS may be off by in its optimum, taken off the bound
@@ -133,8 +137,9 @@ def step_seconds_bound(tape: Tape, device: DeviceProfile, budget_bytes: int, *, 
         return math.inf
     compute = sum(_least_seconds(op) for op in tape.ops)
     if budget_bytes >= check_schedule(tape, replay_schedule(tape)).peak_bytes:
-        return compute  # eager's own order satisfies the program in that time
-    relaxed = _Relaxation(_Stages(tape, snapshots), _watched(tape, state_stays, watched), device, state_stays)
+        return compute  # eager fits: hardly anything is to be gained
+    stages = _Stages(tape, snapshots)
+    relaxed = _Relaxation(stages, _watched(stages, state_stays, watched), device, state_stays)
     return max(compute, relaxed.solve(budget_bytes) * (1 - SLACK))
 
 
@@ -142,10 +147,27 @@ def _least_seconds(op: Op) -> float:
     return min([op.seconds, *(v.seconds for v in op.variants)])
 
 
-def _watched(tape: Tape, state_stays: bool, count: int) -> list[int]:
-    """The largest storages that may leave, ascending."""
+def _watched(stages: _Stages, state_stays: bool, count: int) -> list[int]:
+    """Of the storages that may leave those that weigh most, ascending: by bytes at each snapshot where eager holds them, then by size."""
+    tape, first, last = stages.tape, first_use(stages.tape), last_use(stages.tape)
+
+    def weight(s: Storage) -> tuple[int, int, int]:
+        begin = -1 if s.at_start else first[s.id]
+        end = len(tape.ops) if s.at_end else last[s.id]
+        spans = 0 if begin is None or end is None else sum(begin <= op <= end for op in stages.snapshots)
+        return -s.nbytes * spans, -s.nbytes, s.id
+
     movable = [s for s in tape.storages if s.nbytes and not (state_stays and s.at_start and s.at_end)]
-    return sorted(s.id for s in sorted(movable, key=lambda s: (-s.nbytes, s.id))[:count])
+    return sorted(s.id for s in sorted(movable, key=weight)[:count])
+
+
+def _variants(op: Op) -> list[tuple[float, int]]:
+    """Seconds and workspace of the variants that no other beats."""
+    found: list[tuple[float, int]] = []
+    for seconds, nbytes in sorted([(op.seconds, op.workspace_bytes), *((v.seconds, v.workspace_bytes) for v in op.variants)]):
+        if not found or nbytes < found[-1][1]:
+            found.append((seconds, nbytes))
+    return found
 
 
 def predecessors(tape: Tape) -> list[set[int]]:
@@ -244,6 +266,8 @@ class _Relaxation:
         self.O: dict[tuple[int, int], Affine] = {}  # noqa: E741
         self.P: dict[tuple[int, int], Affine] = {}
         self.x: dict[tuple[int, int], Affine] = {}
+        self.first_seconds: dict[int, Affine] = {}  # of the first run of each snapshot
+        self.workspace: dict[int, Affine] = {}
         self._add_columns()
         self._add_presence()
 
@@ -275,6 +299,17 @@ class _Relaxation:
             self.program.at_most(1.0, whole)
         for s in self.watched:
             self._add_storage(s)
+        for snapshot in self.stages.snapshots:
+            self._add_variants(snapshot)
+
+    def _add_variants(self, snapshot: int) -> None:
+        variants = _variants(self.tape.ops[snapshot])
+        taken = [self.program.column() for _ in variants] if len(variants) > 1 else [ZERO + 1.0]
+        if len(variants) > 1:
+            self.program.at_most(total(taken), 1.0)
+            self.program.at_most(1.0, total(taken))
+        self.first_seconds[snapshot] = total(v * seconds for v, (seconds, _) in zip(taken, variants))
+        self.workspace[snapshot] = total(v * float(nbytes) for v, (_, nbytes) in zip(taken, variants))
 
     def _touches(self, op: Op) -> bool:
         return not set(self.watched).isdisjoint(used_storages(self.tape, op.id))
@@ -334,9 +369,9 @@ class _Relaxation:
         for t, snapshot in enumerate(self.stages.snapshots, 1):
             op = self.tape.ops[snapshot]
             others = set(used_storages(self.tape, snapshot)) - self.staying - watched - ({op.takeover[1]} if op.takeover else set())
-            fixed = state + sum(nbytes[s] for s in others) + op.least_workspace_bytes
+            fixed = state + sum(nbytes[s] for s in others)
             held = total(self.x[s, t] * (nbytes[s] / budget_bytes) for s in self.watched if (s, t) in self.x)
-            self.program.at_most(held, 1.0 - fixed / budget_bytes)
+            self.program.at_most(held + self.workspace[snapshot] * (1 / budget_bytes), 1.0 - fixed / budget_bytes)
 
     def _add_time(self, scale: float) -> Affine:
         """Rows of compute stream and link; the end of the step, in units of `scale` seconds."""
@@ -344,11 +379,12 @@ class _Relaxation:
         for t, snapshot in enumerate(self.stages.snapshots, 1):
             begin.append(self.program.column(high=math.inf))
             self.program.at_most(after[-1] + self._run_seconds(t, snapshot) * (1 / scale), begin[-1])
-            after.append(begin[-1] + self.seconds[snapshot] / scale)
+            after.append(begin[-1] + self.first_seconds[snapshot] * (1 / scale))
         end = self.program.column(high=math.inf)
         self.program.at_most(after[-1] + self._run_seconds(self.stages.last, None) * (1 / scale), end)
         again = total(run * self.seconds[op] for (op, _), run in self.R.items())
-        self.program.at_most((again + sum(self.seconds)) * (1 / scale), end)
+        slower = total(seconds - self.seconds[snapshot] for snapshot, seconds in self.first_seconds.items())
+        self.program.at_most((again + slower + sum(self.seconds)) * (1 / scale), end)
         for t in range(self.stages.last):
             for copies in self._directions(t):
                 self.program.at_most(after[t] + copies * (1 / scale), end)
