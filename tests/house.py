@@ -22,7 +22,7 @@ GROUND = frozenset({"errors", "device"})
 PURE = GROUND | frozenset("""
     tape tile schedule trace record kernels liveness layers check simulate planner player rollout statistics flops
     family finder in_place micro_batches batch_mean split variants prediction at_peak live_bytes effort
-    predicted roofline stages bounds program edits residence annealing counted
+    predicted roofline stages bounds program edits gaps occupancy copying residence annealing counted
 """.split())
 TORCH_FREE = PURE | frozenset("""
     __main__ child citations claiming cli collection crowd doctor environment forks isolate largest machine_lock method_check nvml report

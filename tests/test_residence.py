@@ -13,9 +13,11 @@ from tapes import TOYS, random_tapes
 
 from vramlab.check import check_schedule
 from vramlab.device import DeviceProfile
+from vramlab.gaps import DROP, KEEP, SWAP, Choices
 from vramlab.liveness import replay_schedule
+from vramlab.occupancy import BLOCKED, DEVICE_FULL, FITS, HOST_FULL, NOW, SLOW, STALLED, TOO_LONG, WRITTEN
 from vramlab.planner import UNLIMITED, Budget
-from vramlab.residence import DEVICE_FULL, DROP, FITS, HOST_FULL, KEEP, NOW, STALLED, SWAP, TOO_LONG, Choices, Residence
+from vramlab.residence import Residence, begin_try, decode, decode_from, keep, row_of
 from vramlab.schedule import Compute, Offload, Recompute
 from vramlab.simulate import simulate
 from vramlab.tape import Tape, Variant
@@ -39,7 +41,7 @@ def drawn(residence: Residence, random) -> Choices:
         choices.action[g] = random.choice([KEEP, SWAP, SWAP, *([DROP] * 2 if step.gap_may_drop[g] else [])])
         choices.stays[g], choices.lead[g] = random.random() < 0.5, random.randrange(3)
     for op in range(step.ops):
-        choices.leaner[op] = random.randrange(3)
+        choices.leaner[op] = random.randrange(-(residence.tape.ops[op].variants != ()), 3)
     return choices
 
 
@@ -98,6 +100,82 @@ def test_what_runs_again_takes_the_variant_of_its_first_run():
             again += sum(bool(tape.ops[i.op].variants) for i in repeated)
             assert [i.variant for i in repeated] == [first[i.op] for i in repeated]
     assert again > 20
+
+
+def told(residence: Residence, status: int) -> tuple:
+    """All that a search reads of what was decoded."""
+    w = residence.work
+    written = [column[:w.count[WRITTEN]].tolist() for column in (w.code, w.argument, w.reuse, w.variant)] if status == FITS else []
+    again = [(g, s) for g, s in zip(w.log.again_gap.tolist(), w.log.again.tolist()) if g >= 0] if status == FITS else []
+    stood = [w.where.tolist(), w.gap.tolist(), w.wanted.tolist()] if status == DEVICE_FULL else []
+    return status, w.clock[NOW] if status == FITS else None, written, again, stood, w.stall.tolist() if status == FITS else []
+
+
+def change(residence: Residence, choices: Choices, random) -> int:
+    """Something else is chosen at random; the first saved row from which on it matters."""
+    step = residence.step
+    if random.random() < 0.2:
+        op = random.randrange(step.ops)
+        choices.leaner[op] = random.randrange(-1, 3)
+        return row_of(step, op)
+    g = random.randrange(residence.gaps)
+    choices.lead[g] = random.randrange(3)
+    if random.random() < 0.2:
+        return step.rows - 1
+    choices.action[g] = random.choice([KEEP, SWAP, *([DROP] if step.gap_may_drop[g] else [])])
+    choices.stays[g] = random.random() < 0.5
+    return row_of(step, step.gap_from[g])
+
+
+@pytest.mark.parametrize("spacing", [1, 2, 5, 32])
+def test_decoded_from_a_saved_row_is_decoded_from_the_start(spacing, monkeypatch):
+    """Tries as a search makes them: changes on changes, some tries kept, most taken back."""
+    from random import Random
+
+    monkeypatch.setattr("vramlab.gaps.SPACING", spacing)
+    random, seen = Random(spacing), {FITS: 0, DEVICE_FULL: 0}
+    for toy, share in product(TOYS, (1.0, 0.8)):
+        tape = with_some_variants(TOYS[toy]())
+        budget = Budget(device_bytes=int(share * check_schedule(tape, replay_schedule(tape)).peak_bytes))
+        tried, anew = Residence(tape, device(), budget), Residence(tape, device(), budget)
+        kept = next((c for c in (drawn(tried, random) for _ in range(300)) if tried.decode(c)[0] == FITS), None)
+        if kept is None:
+            continue
+        keep(tried.step, tried.work)
+        for _ in range(60):
+            choices, is_first = Choices(*(column.copy() for column in kept)), True
+            for _ in range(random.randrange(1, 4)):
+                row = change(tried, choices, random)
+                if is_first:
+                    begin_try(tried.step, tried.work, row)
+                else:  # a repair changes what matters before the op that did not fit
+                    row = min(row, row_of(tried.step, min(int(tried.work.count[BLOCKED]), tried.step.ops - 1)))
+                status = decode_from(tried.step, choices, tried.costs, tried.work, row, np.inf)
+                same = decode(anew.step, choices, anew.costs, anew.work, 0, np.inf)
+                assert told(tried, status) == told(anew, same)
+                seen[status] = seen.get(status, 0) + 1
+                is_first = False
+                if status != DEVICE_FULL or random.random() < 0.3:
+                    break
+            if status == FITS and random.random() < 0.4:
+                kept = choices
+                keep(tried.step, tried.work)
+    assert min(seen[FITS], seen[DEVICE_FULL]) > 100
+
+
+def test_a_try_is_given_up_only_where_it_is_slower_than_the_limit():
+    from random import Random
+
+    random, tape, given_up = Random(1), TOYS["skip"](), 0
+    budget = Budget(device_bytes=int(0.9 * check_schedule(tape, replay_schedule(tape)).peak_bytes))
+    residence = Residence(tape, device(), budget)
+    for _ in range(200):
+        choices = drawn(residence, random)
+        status, seconds = residence.decode(choices)
+        if status == FITS:
+            assert decode(residence.step, choices, residence.costs, residence.work, 0, seconds) == FITS
+            given_up += decode(residence.step, choices, residence.costs, residence.work, 0, 0.9 * seconds) == SLOW
+    assert given_up > 20
 
 
 def test_a_wrong_clock_is_caught():

@@ -1,7 +1,9 @@
 """Local search over what is kept, swapped and dropped: simulated annealing whose every try is decoded, checked for memory and timed.
 
-A try changes a few gaps; where the step then no longer fits, further gaps that are open at the op that does not fit leave, the cheapest of
-some that are drawn; what made it worse is taken back. Numbers are drawn from one seed, so the same question has the same answer.
+A try changes a few gaps, or an op's variant. It is decoded from the first op on at which that matters, and given up as soon as it is seen
+to be too slow. Where the step no longer fits, further gaps that are open at the op that does not fit leave, the cheapest of some that are
+drawn. What made the step slower is taken back, but for a little at first. Effort is counted in ops that are walked and runs that are timed,
+and numbers are drawn from one seed, so the same question has the same answer.
 
 It stands here, and not with the method that uses it, because only what the engine compiles is kept on disk.
 """
@@ -12,14 +14,17 @@ import math
 
 import numpy as np
 
+from vramlab.gaps import DROP, KEEP, SWAP
 from vramlab.kernels import bare  # and decode: as in residence.py, touch this file when one of them changes
-from vramlab.residence import AWAY, BLOCKED, DEVICE_FULL, DROP, FITS, HERE, HOST_FULL, KEEP, NOW, SHORT, SWAP, decode
+from vramlab.occupancy import AWAY, BLOCKED, DEVICE_FULL, EFFORT, FITS, HERE, HOST_FULL, NOW, SAME, SHORT
+from vramlab.residence import begin_try, decode, decode_from, keep, row_of
 
 MOST_CHANGES = 256  # gaps that one try may change, those of its repairs included
 DRAWN = 10  # gaps among which a repair chooses
 HOTTEST = 0.004, 1e-5  # of the step's seconds: what a try may be worse by, at the beginning and at the end of a round
 PRICES = 0.02, 1.5  # of a second of the link, in seconds of the device, between which a repair draws
 OF_POOL = 0.95  # of the draws of a gap
+INSISTS = 0.7  # of the draws of a variant
 OP_CHANGES = 2**20  # added to an op in the list of changes: its variant
 
 
@@ -131,7 +136,7 @@ def _costly(choices, cost, pool):
 
 
 @bare
-def _propose(step, choices, cost, with_variants, changed, old, pool):
+def _propose(step, choices, w, cost, changed, old, pool, tunable):
     """Change something. How many changes."""
     gaps, draw = len(step.gap_storage), np.random.random()
     if draw < 0.30:  # what costs much goes another way
@@ -152,14 +157,26 @@ def _propose(step, choices, cost, with_variants, changed, old, pool):
         changes = _change(choices, g, choices.action[g], choices.stays[g], changed, old, 0)
         choices.lead[g] = np.random.randint(3)
         return changes
-    if draw < 0.86 and with_variants:
-        op = np.random.randint(len(choices.leaner))
-        most = step.first_variant[op + 1] - step.first_variant[op]
-        if most > 1:
-            changed[0], old[0, 0] = OP_CHANGES + op, choices.leaner[op]
-            choices.leaner[op] = np.random.randint(most)
-            return 1
+    if draw < 0.88 and len(tunable) > 0:
+        return _tune(step, choices, w, changed, old, tunable)
     return _segment(step, choices, changed, old)
+
+
+@bare
+def _tune(step, choices, w, changed, old, tunable):
+    """Another variant: of a few ops that are drawn, the one that loses most by its variant insists on its fastest; or any, on any."""
+    op = tunable[np.random.randint(len(tunable))]
+    leaner = np.random.randint(-1, step.first_variant[op + 1] - step.first_variant[op])
+    if np.random.random() < INSISTS:
+        worst = 0.0
+        for _ in range(6):
+            drawn = tunable[np.random.randint(len(tunable))]
+            loss = step.variant_seconds[w.kept.op_variant[drawn]] - step.variant_seconds[step.first_variant[drawn]]
+            if loss > worst:
+                op, leaner, worst = drawn, -1, loss
+    changed[0], old[0, 0] = OP_CHANGES + op, choices.leaner[op]
+    choices.leaner[op] = leaner
+    return 1
 
 
 @bare
@@ -178,75 +195,101 @@ def _segment(step, choices, changed, old):
 
 
 @bare
-def fit(step, choices, costs, w, pool, changed, old, seed, price, edits):
-    """Let gaps leave until the step fits. Edits that it took; negative where it does not fit after so many."""
-    np.random.seed(seed)
-    for k in range(edits):
-        status = decode(step, choices, costs, w)
-        if status == FITS:
-            return k + 1
-        if status == HOST_FULL:
-            g = w.count[BLOCKED]
-            choices.action[g] = DROP if step.gap_may_drop[g] else KEEP
-        elif status != DEVICE_FULL or len(step.gap_storage) == 0 or _repair(step, choices, costs, w, changed, old, 0, price, pool) < 0:
-            return -(k + 1)
-    return -edits
+def _first_row(step, choices, changed, old, begin, end):
+    """The saved row from which on these changes matter."""
+    row = step.rows - 1
+    for k in range(begin, end):
+        g = changed[k]
+        if g >= OP_CHANGES:
+            row = min(row, row_of(step, g - OP_CHANGES))
+        elif old[k, 0] != choices.action[g] or (old[k, 1] != 0) != choices.stays[g]:
+            row = min(row, row_of(step, step.gap_from[g]))
+    return row
 
 
 @bare
-def anneal(step, choices, best, costs, w, pool, changed, old, cost, seed, edits, with_variants, heat, goal):
-    """One round from `choices`, which fit; `best` becomes the fastest that it meets. Seconds of that, and edits that were decoded."""
+def fit(step, choices, costs, w, pool, changed, old, seed, price, effort):
+    """Let gaps leave until the step fits, or so much effort is spent. Whether it fits."""
     np.random.seed(seed)
-    decode(step, choices, costs, w)
-    now = least = w.clock[NOW]
+    until, row = w.count[EFFORT] + effort, 0
+    while w.count[EFFORT] < until:
+        status = decode(step, choices, costs, w, row, np.inf)
+        if status == FITS:
+            return True
+        if status == HOST_FULL:
+            g = w.count[BLOCKED]
+            choices.action[g] = DROP if step.gap_may_drop[g] else KEEP
+            row = row_of(step, step.gap_from[g])
+        elif status != DEVICE_FULL or len(step.gap_storage) == 0 or _repair(step, choices, costs, w, changed, old, 0, price, pool) < 0:
+            return False
+        else:
+            row = row_of(step, step.gap_from[changed[0]])
+    return False
+
+
+@bare
+def anneal(step, choices, best, costs, w, pool, tunable, changed, old, cost, seed, effort, heat, goal):
+    """One round from `choices`, which fit; `best` becomes the fastest that it meets. Seconds of that."""
+    np.random.seed(seed)
+    now = least = _stand(step, choices, costs, w)
     _note_costs(w, cost)
     _copy(choices, best)
-    done = 1
-    while done < edits and least > goal:
-        share = done / edits
-        worse = now * heat * HOTTEST[0] * (HOTTEST[1] / HOTTEST[0]) ** share
-        changes = _propose(step, choices, cost, with_variants, changed, old, pool)
+    begun = w.count[EFFORT]
+    while w.count[EFFORT] - begun < effort and least > goal:
+        worse = now * heat * HOTTEST[0] * (HOTTEST[1] / HOTTEST[0]) ** ((w.count[EFFORT] - begun) / effort)
+        limit = now - worse * math.log(1.0 - np.random.random())
+        changes = _propose(step, choices, w, cost, changed, old, pool, tunable)
         price = PRICES[0] * (PRICES[1] / PRICES[0]) ** np.random.random()
-        status, repairs = decode(step, choices, costs, w), 0
-        done += 1
+        row = _first_row(step, choices, changed, old, 0, changes)
+        begin_try(step, w, row)
+        status, repairs = decode_from(step, choices, costs, w, row, limit), 0
         while status == DEVICE_FULL and repairs < 12:
             more = _repair(step, choices, costs, w, changed, old, changes, price, pool)
             if more < 0:
                 break
+            row = min(_first_row(step, choices, changed, old, changes, more), row_of(step, min(w.count[BLOCKED], step.ops - 1)))
             changes, repairs = more, repairs + 1
-            status = decode(step, choices, costs, w)
-            done += 1
-        seconds = w.clock[NOW]
-        if status == FITS and seconds <= now - worse * math.log(1.0 - np.random.random()):
-            now = seconds
+            status = decode_from(step, choices, costs, w, row, limit)
+        if status == FITS and w.clock[NOW] <= limit:
+            keep(step, w)
+            now = w.clock[NOW]
             _note_costs(w, cost)
             if now < least * (1 - 1e-12):
                 least = now
                 _copy(choices, best)
         else:
             _take_back(choices, changed, old, changes)
-    return least, done
+    return least
 
 
 @bare
-def sweep(step, choices, costs, w, pool, edits):
-    """Each gap of the pool, one after the other, goes another way if that is faster, until none is. Seconds, and edits."""
-    decode(step, choices, costs, w)
-    least, done, improved = w.clock[NOW], 1, True
-    while improved and done < edits:
+def _stand(step, choices, costs, w):
+    """Decode choices that fit, and keep them. Their seconds."""
+    decode(step, choices, costs, w, 0, np.inf)
+    w.count[SAME] = 0
+    keep(step, w)
+    return w.clock[NOW]
+
+
+@bare
+def sweep(step, choices, costs, w, pool, effort):
+    """Each gap of the pool, one after the other, goes another way if that is faster, until none is. Seconds."""
+    least, improved, until = _stand(step, choices, costs, w), True, w.count[EFFORT] + effort
+    while improved and w.count[EFFORT] < until:
         improved = False
         for g in pool:
             for action in (KEEP, SWAP, DROP):
-                before, stays = choices.action[g], choices.stays[g]
-                if action == before or (action == DROP and not step.gap_may_drop[g]) or done >= edits:
+                before, row = choices.action[g], row_of(step, step.gap_from[g])
+                if action == before or (action == DROP and not step.gap_may_drop[g]) or w.count[EFFORT] >= until:
                     continue
                 choices.action[g] = action
-                done += 1
-                if decode(step, choices, costs, w) == FITS and w.clock[NOW] < least * (1 - 1e-9):
+                begin_try(step, w, row)
+                if decode_from(step, choices, costs, w, row, least) == FITS and w.clock[NOW] < least * (1 - 1e-9):
                     least, improved = w.clock[NOW], True
+                    keep(step, w)
                 else:
-                    choices.action[g], choices.stays[g] = before, stays
-    return least, done
+                    choices.action[g] = before
+    return least
 
 
 @bare
@@ -260,4 +303,7 @@ def _copy(source, target):
 @bare
 def _note_costs(w, cost):
     for g in range(len(cost)):
-        cost[g] = w.stall[g] + w.again[g]
+        cost[g] = w.stall[g]
+    for op in range(len(w.log.again)):
+        if w.log.again_gap[op] >= 0:
+            cost[w.log.again_gap[op]] += w.log.again[op]

@@ -212,6 +212,11 @@ def bare(function: Callable) -> Callable:
     return _compiled(function, _nrt=False)
 
 
+def inlined(function: Callable) -> Callable:
+    """As `bare`, and compiled into each caller: handing over tuples of many arrays would be most of its time."""
+    return _compiled(function, _nrt=False, forceinline=True)
+
+
 def _compiled(function: Callable, **options: bool) -> Callable:
     if not function.__module__.startswith("vramlab."):
         return numba.njit(**options)(function)

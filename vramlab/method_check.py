@@ -30,7 +30,8 @@ from vramlab.yaml_nodes import offer, one_of
 
 PURE = frozenset({"vramlab"} | {f"vramlab.{name}" for name in (
     "errors", "device", "tape", "schedule", "trace", "liveness", "layers", "check", "simulate", "planner", "player", "rollout", "bounds",
-    "kernels", "edits", "residence", "annealing", "record", "family", "micro_batches", "batch_mean", "parallel",
+    "kernels", "edits", "gaps", "occupancy", "copying", "residence", "annealing", "record", "family", "micro_batches",
+    "batch_mean", "parallel",
 )})
 TRAINING_FILE = "training.py"  # of an agent, before any planning
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of what replay needs

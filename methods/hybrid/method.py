@@ -3,8 +3,8 @@
     seeds, and choices made from nothing ─► fitted into the budget ─► rounds of annealing and sweeps ─► the fastest
 
 The engine hands over the schedules of other planners (`seeds` in card.yaml); without them the search begins with its own. How the choices
-become a schedule stands in vramlab/residence.py. The search is measured in decoded steps, not in seconds, so that it does not depend on how
-fast the machine is: `plan_seconds` is what they take at OPS_PER_SECOND.
+become a schedule stands in vramlab/residence.py. The search is measured in ops that are decoded, not in seconds, so that it does not depend
+on how fast the machine is: `plan_seconds` is what they take at OPS_PER_SECOND.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from vramlab.tape import Tape
 
 UID = "9c41d7e05b8a36f2"
 NEEDS = ("timings", "variants", "inplace_gradients")
-OPS_PER_SECOND = 11_400_000  # ops of decoded steps: 20,000 steps of ResNet-50's 570 ops
+OPS_PER_SECOND = 18_000_000  # ops that are walked and runs that are timed, on one core of an AMD EPYC
 FIRST_PRICES = (0.02, 0.1, 0.3, 1.0)  # of a second of the link, at which choices are made from nothing
-STARTS = 4  # of all that fit, the fastest are searched from
-A_ROUND = 200, 30  # decoded steps: at least, and for each gap
+STARTS = (99, 0.25), (3, 0.25)  # first so many of the fastest are searched from, with this share of the effort together, then so many
+LAST_SHARE = 0.25  # of the effort, for each round after those
+MOST_TRIES = 400, 60  # decoded steps in a round: at most, and for each gap
 HEATS = (1.0, 0.3, 3.0)  # of the rounds in turn
 WITHOUT_GAIN = 3  # rounds after which the search ends
 GAIN = 1e-4  # of the step's seconds
@@ -59,16 +60,13 @@ class Hybrid:
         if budget.device_bytes < least_peak_bytes(tape):
             raise infeasible(check_schedule(tape, leanest_schedule(tape)), budget, "hybrid")
         given = list(_within(tape, (*seeds, leanest_schedule(tape)), budget))
-        found = Search(tape, device, budget, self.seed).run([c.schedule for c in given], self._edits(tape))
+        found = Search(tape, device, budget, self.seed).run([c.schedule for c in given], int(self.plan_seconds * OPS_PER_SECOND))
         if found is not None:
             given.insert(0, check_schedule(tape, found, budget))
         if not given:  # host memory is short
             raise PlanInfeasible(method="hybrid", budget_bytes=budget.device_bytes, smallest_bytes=None, op=tape.op_name(0))
         best = min(given, key=lambda checked: simulate(checked, device).metrics.step_seconds)
         return Schedule(best.schedule.instructions, tape.digest, UID)
-
-    def _edits(self, tape: Tape) -> int:
-        return max(1, int(self.plan_seconds * OPS_PER_SECOND / max(1, len(tape.ops))))
 
 
 def _within(tape: Tape, schedules: Sequence[Schedule], budget: Budget):
@@ -83,20 +81,22 @@ class Search:
     """One search."""
 
     def __init__(self, tape: Tape, device: DeviceProfile, budget: Budget, seed: int) -> None:
-        from vramlab import annealing, residence  # numba is slow to load
+        from vramlab import annealing, occupancy, residence  # numba is slow to load
 
-        self._search, self._decoder = annealing, residence
+        self._search, self._names = annealing, occupancy
         self.residence = residence.Residence(tape, device, budget)
-        self.seed, self.left = seed, 0
+        self.seed, self.effort = seed, 0
         self.goal = float(sum(min([op.seconds, *(v.seconds for v in op.variants)]) for op in tape.ops)) * (1 + 1e-12)
-        size = self.residence.step.nbytes[self.residence.step.gap_storage]
+        step = self.residence.step
+        size = step.nbytes[step.gap_storage]
         self.pool = np.flatnonzero(size >= size.max(initial=0) / LARGE).astype(np.int32)
+        self.tunable = np.flatnonzero(np.diff(step.first_variant) > 1).astype(np.int32)
         self.undo = np.zeros(annealing.MOST_CHANGES + 1, np.int64), np.zeros((annealing.MOST_CHANGES + 1, 3), np.int64)
-        self.with_variants = any(op.variants for op in tape.ops)
+        self.longest = MOST_TRIES[0] + MOST_TRIES[1] * self.residence.gaps
 
-    def run(self, seeds: Sequence[Schedule], edits: int) -> Schedule | None:
+    def run(self, seeds: Sequence[Schedule], effort: int) -> Schedule | None:
         """The fastest schedule that was met; None where no choices were found that fit."""
-        self.left = edits
+        self.effort = effort
         starts = self._starts(seeds)
         if not starts:
             return None
@@ -106,13 +106,18 @@ class Search:
         self.residence.decode(best)
         return self.residence.schedule(UID)
 
+    @property
+    def left(self) -> int:
+        """Effort that may still be spent."""
+        return self.effort - int(self.residence.work.count[self._names.EFFORT])
+
     # --- where to begin -----------------------------------------------------------------------------------------------------
     def _starts(self, seeds: Sequence[Schedule]):
         """Choices that fit, the fastest first."""
         r, found = self.residence, []
         everything = r.choices()
         status, seconds = r.decode(everything)
-        if status == self._decoder.FITS and seconds <= self.goal:
+        if status == self._names.FITS and seconds <= self.goal:
             return [(seconds, everything)]
         for k, price in enumerate(FIRST_PRICES):
             self._fit(r.choices(), price, k, found)
@@ -122,41 +127,41 @@ class Search:
 
     def _fit(self, choices, price: float, k: int, found: list) -> None:
         r = self.residence
-        most = FITTING * max(10, r.gaps)
-        took = self._search.fit(r.step, choices, r.costs, r.work, self.pool, *self.undo, self.seed + k, price, most)
-        self.left -= abs(took)
-        status, seconds = r.decode(choices)
-        if status == self._decoder.FITS:
-            found.append((seconds, choices))
+        most = FITTING * max(10, r.gaps) * max(1, r.step.ops)
+        if self._search.fit(r.step, choices, r.costs, r.work, self.pool, *self.undo, self.seed + k, price, most):
+            found.append((r.decode(choices)[1], choices))
 
     # --- from there on ------------------------------------------------------------------------------------------------------
     def _improve(self, starts):
-        """Rounds: first from some starts, then from the best."""
-        searched = [self._round(choices, 1.0, k) for k, (_, choices) in enumerate(starts[:STARTS]) if self.left > 0]
-        seconds, best = min([*searched, *starts[:1]], key=lambda found: found[0])
-        number, idle = STARTS, 0
+        """Every start a little, the best of these more, and the best of all as long as there is effort left."""
+        searched, whole = starts, self.left
+        for number, (count, share) in enumerate(STARTS):
+            some = searched[:count]
+            rounds = [self._round(choices, 1.0, number, int(share * whole / len(some))) for _, choices in some if self.left > 0]
+            searched = sorted([*rounds, *searched], key=lambda found: found[0])
+        seconds, best = searched[0]
+        number, idle = len(STARTS), 0
         while self.left > 0 and idle < WITHOUT_GAIN and seconds > self.goal:
-            after, choices = self._round(best, HEATS[number % len(HEATS)], number)
+            after, choices = self._round(best, HEATS[number % len(HEATS)], number, int(LAST_SHARE * whole))
             idle = 0 if after < seconds * (1 - GAIN) else idle + 1
             if after < seconds:
                 seconds, best = after, choices
             number += 1
-            _logger.info("hybrid: round %d, %.6g s a step, simulated; %d decoded steps left", number, seconds, max(0, self.left))
+            _logger.info("hybrid: round %d, %.6g s a step, simulated; %d %% of the search is left", number, seconds,
+                         100 * max(0, self.left) // whole)
         return seconds, best
 
-    def _round(self, choices, heat: float, number: int):
+    def _round(self, choices, heat: float, number: int, effort: int):
         """Annealing and a sweep. Seconds and choices."""
         r = self.residence
         best, cost = r.choices(), np.zeros(r.gaps)
-        edits = min(self.left, A_ROUND[0] + A_ROUND[1] * r.gaps)
         current = type(choices)(*(column.copy() for column in choices))
-        least, took = self._search.anneal(r.step, current, best, r.costs, r.work, self.pool, *self.undo, cost,
-                                          self.seed * 1009 + number, edits, self.with_variants, heat, self.goal)
-        self.left -= took
-        if self.left > 0 and least > self.goal:
-            least, took = self._search.sweep(r.step, best, r.costs, r.work, self.pool, self.left)
-            self.left -= took
-        return (least if math.isfinite(least) else math.inf), best
+        most = max(1, min(self.left, effort, self.longest * r.step.ops))
+        seconds = self._search.anneal(r.step, current, best, r.costs, r.work, self.pool, self.tunable, *self.undo, cost,
+                                      self.seed * 1009 + number, most, heat, self.goal)
+        if self.left > 0 and seconds > self.goal:
+            seconds = self._search.sweep(r.step, best, r.costs, r.work, self.pool, min(self.left, most))
+        return (seconds if math.isfinite(seconds) else math.inf), best
 
 
 def build(plan_seconds: float = 30.0, seed: int = 0) -> Hybrid:
