@@ -1,0 +1,125 @@
+"""Our own planner against the proven optimum of `optimal`'s class, simulated, on steps small enough for a proof.
+
+    python benchmarks/against_optimal.py [--limit-seconds 40] [--plan-seconds 3]
+
+Made steps (chains, residual blocks, a small U-Net; 8 to 40 ops, each op on its own) and real ones that `optimal` first cuts into few
+groups, at budgets between the least peak and eager's, with a link on which a feature map takes half of, twice and eight times as long as a
+forward convolution (made steps), or that of a stated device. Neither gets convolution algorithms, as `optimal` has none. A row counts where
+`optimal` has a proof within its time. Its class is one recompute an op (or group) and one round trip a storage, so hybrid may be faster.
+Rows are kept in benchmarks/evidence/against_optimal.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from common import ROOT, keep
+
+sys.path[:0] = [str(ROOT / "tests")]
+
+from contract import DEVICE  # noqa: E402
+from hybrid import tape_of  # noqa: E402
+from tapes import MAP, StepBuilder, chain  # noqa: E402
+
+from vramlab.bounds import least_peak_bytes  # noqa: E402
+from vramlab.check import check_schedule  # noqa: E402
+from vramlab.collection import Library  # noqa: E402
+from vramlab.costs import roofline_costs  # noqa: E402
+from vramlab.device import DeviceProfile, load_profile  # noqa: E402
+from vramlab.errors import PlanInfeasible, Unsupported  # noqa: E402
+from vramlab.liveness import replay_schedule  # noqa: E402
+from vramlab.planner import Budget  # noqa: E402
+from vramlab.simulate import simulate  # noqa: E402
+from vramlab.tape import Tape  # noqa: E402
+
+SHARES = (0.0, 0.25, 0.5, 0.75)  # of the way from the least peak to eager's
+MAP_SECONDS = (0.5, 2.0, 8.0)  # a copy of a map, where a forward convolution takes one second
+REAL = {"resnet18": 8, "vgg16": 8, "unet": 8}  # groups
+WITHIN = 1.02
+
+
+def residual(blocks: int) -> Tape:
+    """relu(x + conv(conv(x))), so many times."""
+    step = StepBuilder()
+    x = step.convolution(step.input)
+    for _ in range(blocks):
+        x = step.relu(step.add(x, step.convolution(step.convolution(x))), inplace=True)
+    return step.finish(x)
+
+
+def hourglass(depth: int) -> Tape:
+    """A U-Net of equal maps: what goes down is added on the way up."""
+    step = StepBuilder()
+    x, down = step.input, []
+    for _ in range(depth):
+        x = step.convolution(x)
+        down.append(x)
+    x = step.convolution(x)
+    for y in reversed(down):
+        x = step.convolution(step.add(x, y))
+    return step.finish(x)
+
+
+MADE = {**{f"chain of {n}": lambda n=n: chain(n) for n in (2, 4, 6, 8, 10)},
+        **{f"residual, {n} blocks": lambda n=n: residual(n) for n in (1, 2, 3)},
+        **{f"U-Net of depth {n}": lambda n=n: hourglass(n) for n in (1, 2, 3)}}
+
+
+def questions() -> Iterator[tuple[str, Tape, str, DeviceProfile, int]]:
+    """Name, tape, link, device and groups."""
+    for name, make in MADE.items():
+        tape = make()
+        for seconds in MAP_SECONDS:
+            rate = MAP / seconds
+            yield name, tape, f"{seconds:g} s a map", replace(DEVICE, h2d_bytes_per_second=rate, d2h_bytes_per_second=rate), 64
+    for name, groups in REAL.items():
+        for profile in ("v100-32gb", "h200"):
+            device = load_profile(profile)
+            yield name, roofline_costs(tape_of(name), device), profile, device, groups
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--limit-seconds", type=float, default=40.0, help="for each of the two programs that `optimal` solves")
+    parser.add_argument("--plan-seconds", type=float, default=3.0)
+    options = parser.parse_args()
+    library, rows = Library([ROOT]), []
+    hybrid, optimal = library.method("hybrid"), library.method("optimal")
+    for name, tape, link, device, groups in questions():
+        low, high = least_peak_bytes(tape), check_schedule(tape, replay_schedule(tape)).peak_bytes
+        for share in SHARES:
+            budget = Budget(device_bytes=int(low + share * (high - low)), wants_smallest=False)
+            began = time.process_time()
+            try:
+                solution = optimal.build(groups=groups, time_limit_seconds=options.limit_seconds).solve(tape, device, budget)
+            except (PlanInfeasible, Unsupported):
+                solution = None
+            took = time.process_time() - began
+            ours = check_schedule(tape, hybrid.build(plan_seconds=options.plan_seconds).plan(tape, device, budget), budget)
+            seconds = simulate(ours, device).metrics.step_seconds
+            is_proved = solution is not None and solution.is_proved
+            rows.append({"step": name, "ops": len(tape.ops), "items": solution.items if solution else None, "link": link, "share": share,
+                         "budget_bytes": budget.device_bytes, "hybrid_seconds": seconds, "is_proved": is_proved,
+                         "optimal_seconds": solution.seconds if solution else None, "optimal_took_seconds": took})
+            said = f"hybrid / optimal {seconds / solution.seconds:.4f}" if is_proved else "no proof in time, or no schedule of the class"
+            print(f"{name:>20} {len(tape.ops):4} ops {link:>12} {share:5.2f}: {said}", flush=True)
+            keep("against_optimal", rows, summarise(rows))
+    print(summarise(rows))
+    return 0
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of benchmarks/README.md."""
+    ratios = {f"{r['step']}, {r['link']}, {r['share']}": r["hybrid_seconds"] / r["optimal_seconds"] for r in rows if r["is_proved"]}
+    return {"asked": len(rows), "proved": len(ratios), "worst": max(ratios.values(), default=None),
+            "above_2_percent": {name: ratio for name, ratio in ratios.items() if ratio > WITHIN},
+            "faster_than_the_class": sum(ratio < 1 - 1e-6 for ratio in ratios.values())}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
