@@ -21,16 +21,17 @@ from vramlab.capture import capture
 from vramlab.check import check_schedule
 from vramlab.cli import main
 from vramlab.cli.advise import Commands
-from vramlab.collection import Library
+from vramlab.collection import Library, Method
 from vramlab.costs import roofline_costs
 from vramlab.device import load_profile
 from vramlab.doctor import detect_host
 from vramlab.errors import PlanInfeasible
 from vramlab.isolate import CallResult
-from vramlab.liveness import replay_schedule
+from vramlab.liveness import lower_bound_bytes, replay_schedule
 from vramlab.planner import Budget
 from vramlab.record import Outcome
 from vramlab.simulate import simulate
+from vramlab.variants import with_variants
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "sim:v100-32gb"
@@ -157,6 +158,31 @@ def test_where_eager_fits_a_method_is_the_best_only_when_it_is_faster(capsys):
     advice = Advice(step={"budget_bytes": 1000}, answers=(same, eager), skipped={})
     words = Commands("resnet8-digits", 16, DEVICE, None, advice, [], [])
     assert words.python is None and "budget" not in words.plan + words.run and "'methods=[eager]'" in words.run
+
+
+def test_the_bound_is_below_every_step_that_is_told(own):
+    """A method that chooses convolution algorithms has another step than eager, and may be below the bound of eager's."""
+    eager = Answer(method=EAGER, options={}, why="does not fit", least_peak_bytes=90)
+    freer = Answer(method="dqn", options={}, fits=True, step_seconds=0.9, least_step_seconds=0.8, least_peak_bytes=70)
+    cut = replace(freer, method="modnn", least_step_seconds=0.2, least_peak_bytes=10, changes_semantics=True)
+    step = {"least_step_seconds": 1.0, "least_peak_bytes": 90}
+    advice = Advice(step=step, answers=(freer, cut, eager), skipped={})
+    assert (advice.least_step_seconds, advice.least_peak_bytes) == (0.8, 70)
+    assert advice.to_json()["bound"] == {"step_seconds": 0.8, "peak_bytes": 70}
+    assert replace(advice, step=step | {"least_step_seconds": None}, answers=(eager,)).least_step_seconds is None
+
+
+@pytest.mark.slow
+def test_a_search_for_the_largest_batch_does_not_search_long_for_speed(own, monkeypatch):
+    """hybrid reaches any budget from the least peak on; the oracle asks for that peak at each batch size."""
+    built = []
+    monkeypatch.setattr(Method, "build", lambda self, build=Method.build, **options: (built.append(options), build(self, **options))[1])
+    limit = int(1.5 * lower_bound_bytes(own_tape(8)))
+    largest = max(n for n in range(8, 33) if lower_bound_bytes(with_variants(own_tape(n), load_profile("v100-32gb"))) <= limit)
+    found = {a.method: a for a in advise(question(budget=str(limit), methods=["hybrid"]), seconds=600).answers}["hybrid"]
+    assert (found.largest_batch, found.is_at_least) == (largest, False) and 8 < largest < 32
+    asked = [options["plan_seconds"] for options in built if "plan_seconds" in options]
+    assert 0 in asked and any(asked), "the batch that was asked about is searched for long, the others are not"
 
 
 def test_methods_that_are_not_asked_say_why(own):

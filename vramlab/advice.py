@@ -92,7 +92,8 @@ class Answer:
     step_seconds: float | None = None
     overhead: float | None = None  # of the step over eager's: 0.1 is 10 % longer
     above_bound: float | None = None  # of the step over what no schedule of its step within the budget is below
-    least_step_seconds: float | None = None  # that bound
+    least_step_seconds: float | None = None  # that bound; a method's step may have other convolution algorithms than eager's, or split ops
+    least_peak_bytes: int | None = None  # likewise, of any schedule of its step
     plan_seconds: float | None = None
     changes_semantics: bool = False  # it cuts the batch, and BatchNorm or dropout make that another step
     largest_batch: int | None = None  # None: nothing fits, or nothing is known
@@ -108,6 +109,22 @@ class Advice:
     skipped: Mapping[str, str]
 
     @property
+    def least_peak_bytes(self) -> int:
+        """What no schedule is below, of eager's step or of a step that a method plans on: the lowest of their bounds."""
+        return min([self.step["least_peak_bytes"], *(a.least_peak_bytes for a in self._whole if a.least_peak_bytes is not None)])
+
+    @property
+    def least_step_seconds(self) -> float | None:
+        """Likewise the step within the budget; None where no schedule is within it."""
+        known = [self.step["least_step_seconds"], *(a.least_step_seconds for a in self._whole)]
+        return min((seconds for seconds in known if seconds is not None), default=None)
+
+    @property
+    def _whole(self) -> list[Answer]:
+        """Those that take the batch whole."""
+        return [a for a in self.answers if not a.changes_semantics]
+
+    @property
     def best(self) -> Answer | None:
         """The fastest that fits and computes the step that was asked about; eager where it fits and nobody is faster by more than a
         thousandth, since it needs no vramlab."""
@@ -118,8 +135,9 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"is_simulated": True, "step": dict(self.step), "methods": [asdict(a) for a in self.answers], "skipped": dict(self.skipped),
-                "best": self.best and self.best.method}
+        bound = {"peak_bytes": self.least_peak_bytes, "step_seconds": self.least_step_seconds}
+        return {"is_simulated": True, "step": dict(self.step), "bound": bound, "methods": [asdict(a) for a in self.answers],
+                "skipped": dict(self.skipped), "best": self.best and self.best.method}
 
 
 def advise(question: Question, *, seconds: float, tell: Callable[[str, int, int], None] = lambda text, done, total: None) -> Advice:
@@ -189,7 +207,8 @@ def _check_budget(budget: str | None) -> None:
 def _answer(method: str, options: Mapping[str, Any], folder: Path, result: CallResult, step: Mapping[str, Any]) -> Answer:
     """From what the process left behind, whether it came to its end or not."""
     facts, trials, found = (_read(folder / f"{name}.json") for name in ("plan", "trials", "found"))
-    answer = Answer(method=method, options=options, why="" if facts else _why_no_answer(result))
+    answer = Answer(method=method, options=options, why="" if facts else _why_no_answer(result),
+                    least_peak_bytes=facts["lower_bound_bytes"] if facts else None)
     if facts and "infeasible" in facts:
         smallest, message = facts["infeasible"]["smallest_bytes"], facts["infeasible"]["message"]
         why = message if smallest is None else f"does not fit: it reaches {bytes_in_words(smallest)} at the least"

@@ -147,6 +147,7 @@ class MethodCard(Strict):
     options: dict[str, Option] = {}
     needs: list[Text] = []
     seeds: list[Text] = []  # methods whose schedules the planner begins with, as names
+    fitting: dict[str, Any] = {}  # values of options with which it reaches the same budgets sooner, if with a slower step
     takes_budget: bool
     claims: list[Text] = []
     deviations: list[str] = []
@@ -157,6 +158,14 @@ class MethodCard(Strict):
     def required(self) -> list[str]:
         """Options without which the method cannot be built."""
         return [name for name, option in self.options.items() if option.required]
+
+    @model_validator(mode="after")
+    def _fitting_is_legal(self) -> MethodCard:
+        for name, value in self.fitting.items():
+            fault = self.options[name].fault(value) if name in self.options else "there is no such option"
+            if fault:
+                raise ValueError(f"fitting: {name}: {fault}")
+        return self
 
 
 class ModelInput(Strict):

@@ -120,10 +120,11 @@ class _Cell:
         profile = load_profile(self.config["target"].removeprefix("sim:")) if stated is None else DeviceProfile(**stated)
         return perturbed_profile(profile, self.config["perturbation"]) if "perturbation" in self.config else profile
 
-    def planner(self) -> Planner:
+    def planner(self, **options: Any) -> Planner:
+        """`options` go before the cell's own."""
         if not self.has_schedule:
             raise Unsupported(f"{self.config['method']} is a native method without a schedule: there is nothing to simulate")
-        return _Replay() if self.is_native else self.method.build(**self.config["options"])
+        return _Replay() if self.is_native else self.method.build(**{**self.config["options"], **options})
 
     def workload(self, batch_size: int | None = None) -> TrainingStep:
         """Of a simulated cell, which nothing runs, the last one that was built serves again: perturbed devices ask for the same."""
@@ -887,6 +888,7 @@ def advise(spec: Spec, folder: str) -> None:
         facts = _facts_of(cell, whole, out, None)
         keep("plan.json", facts)
         search.know(batch_size, facts)
+        search.planner = cell.planner(**cell.method.card.fitting)  # nobody reads how fast the other batches are
         found = search.find(first=batch_size)
     keep("found.json", {"largest": found.largest, "hit_upper_end": found.hit_upper_end})
 

@@ -127,8 +127,9 @@ def _lines(advice: Advice, words: Commands, assumed: str) -> Iterator[str]:
     does = "fits" if step["eager_peak_bytes"] <= step["budget_bytes"] else "does not fit"
     yield (f"eager: {bytes_in_words(step['eager_peak_bytes'])} at its peak, which {does}; "
            f"{seconds_in_words(step['eager_step_seconds'])} a step with memory enough")
-    least = f", nor, within this budget, of less than {seconds_in_words(step['least_step_seconds'])}" if step["least_step_seconds"] else ""
-    yield f"bound: no schedule of the whole batch is below {bytes_in_words(step['least_peak_bytes'])}{least}"
+    seconds = advice.least_step_seconds
+    least = f", nor, within this budget, of less than {seconds_in_words(seconds)}" if seconds else ""
+    yield f"bound: no schedule of the whole batch is below {bytes_in_words(advice.least_peak_bytes)}{least}"
     if fitting:
         yield ""
         yield table(COLUMNS, map(_row, fitting), right=COLUMNS[1:])
