@@ -31,11 +31,11 @@ UID = "9c41d7e05b8a36f2"
 NEEDS = ("timings", "variants", "inplace_gradients")
 OPS_PER_SECOND = 18_000_000  # ops that are walked and runs that are timed, on one core of an AMD EPYC
 FIRST_PRICES = (0.02, 0.1, 0.3, 1.0)  # of a second of the link, at which choices are made from nothing
-STARTS = (99, 0.25), (3, 0.25)  # first so many of the fastest are searched from, with this share of the effort together, then so many
-LAST_SHARE = 0.25  # of the effort, for each round after those
-MOST_TRIES = 400, 60  # decoded steps in a round: at most, and for each gap
-HEATS = (1.0, 0.3, 3.0)  # of the rounds in turn
-WITHOUT_GAIN = 3  # rounds after which the search ends
+STARTS = (99, 0.08), (1, 0.7)  # first so many of the fastest are searched from, with this share of the effort together, then so many
+LAST_SHARE = 0.22  # of the effort, for each round after those
+MOST_TRIES = 1000, 100, 0.6  # decoded steps in a round, at most: these, so many for each gap, and for each pair of gaps
+HEATS = (0.3, 1.0, 3.0)  # of those rounds in turn
+WITHOUT_GAIN = 8  # rounds after which the search ends
 GAIN = 1e-4  # of the step's seconds
 LARGE = 2_000  # gaps of storages of more than this part of the largest are drawn most
 FITTING = 40  # decoded steps a gap, at most, until choices fit
@@ -92,7 +92,7 @@ class Search:
         self.pool = np.flatnonzero(size >= size.max(initial=0) / LARGE).astype(np.int32)
         self.tunable = np.flatnonzero(np.diff(step.first_variant) > 1).astype(np.int32)
         self.undo = np.zeros(annealing.MOST_CHANGES + 1, np.int64), np.zeros((annealing.MOST_CHANGES + 1, 3), np.int64)
-        self.longest = MOST_TRIES[0] + MOST_TRIES[1] * self.residence.gaps
+        self.longest = int(sum(count * self.residence.gaps**k for k, count in enumerate(MOST_TRIES)))
 
     def run(self, seeds: Sequence[Schedule], effort: int) -> Schedule | None:
         """The fastest schedule that was met; None where no choices were found that fit."""
@@ -142,7 +142,7 @@ class Search:
         seconds, best = searched[0]
         number, idle = len(STARTS), 0
         while self.left > 0 and idle < WITHOUT_GAIN and seconds > self.goal:
-            after, choices = self._round(best, HEATS[number % len(HEATS)], number, int(LAST_SHARE * whole))
+            after, choices = self._round(best, HEATS[(number - len(STARTS)) % len(HEATS)], number, int(LAST_SHARE * whole))
             idle = 0 if after < seconds * (1 - GAIN) else idle + 1
             if after < seconds:
                 seconds, best = after, choices
