@@ -13,12 +13,14 @@ import pytest
 from crowd_made import served
 from forging import forge, members_of, record_of_method, with_json
 from genuine import genuine_bundle, genuine_run
+from served import serving
 
 from vramlab.cli import main
 from vramlab.crowd import check, pack_run
 from vramlab.crowd.archive import pack
 from vramlab.crowd.bundle import plain_name
 from vramlab.crowd.client import Server, read_tokens
+from vramlab.crowd.server.accounts import create_token, revoke_token
 from vramlab.crowd.signing import make_key
 from vramlab.errors import EnvironmentUnable, SubmissionRefused, WorkflowError
 from vramlab.record import RunRecord
@@ -193,6 +195,24 @@ def test_the_real_server_refuses_what_our_own_check_would(collection, tmp_path):
 def test_a_token_that_does_not_hold_is_a_refusal(packed, status):
     with pytest.raises(SubmissionRefused, match=str(status)):
         speaking(lambda r: httpx.Response(404 if r.method == "GET" else status, json={"error": "no"})).submit(packed)
+
+
+def test_a_wrong_token_is_a_refusal_where_the_server_has_the_bundle_too(collection, packed, tmp_path, capsys, monkeypatch):
+    """Nothing would be sent, and still the token is looked at: who mistypes it hears so at once."""
+    assert at(collection).submit(packed).is_new and not at(collection).submit(packed).is_new
+    with collection.database.write() as session:
+        spent, row = create_token(session, "ada", actor="test")
+        revoke_token(session, row.public_id, actor="test")
+    unknown, organiser = f"vl_{'0' * 16}_{'x' * 43}", collection.tokens["olga"]
+    for token, said in ((unknown, "401"), ("nonsense", "401"), (spent, "401"), (organiser, "scope submit")):
+        with pytest.raises(SubmissionRefused, match=said):
+            Server(URL, token=token, transport=collection.web._transport).submit(packed)
+    run = genuine_run(tmp_path / "run", seed=11)
+    monkeypatch.setenv("VRAMLAB_TOKEN", "vl_wrong")
+    with serving(collection.web.app) as address:
+        assert main(["crowd-submit", str(run), "--to", address]) == 4 and "401" in capsys.readouterr().err
+        monkeypatch.setenv("VRAMLAB_TOKEN", collection.tokens["ada"])
+        assert main(["crowd-submit", str(run), "--to", address]) == 0 and "has it already" in capsys.readouterr().out
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------------

@@ -93,12 +93,15 @@ class Server:
 
     # --- give ---------------------------------------------------------------------------------------------------------------
     def submit(self, packed: Packed) -> Receipt:
-        """Send a bundle unless the server has it. SubmissionRefused with the server's findings; EnvironmentUnable where no answer comes."""
+        """Send a bundle unless the server has it. SubmissionRefused with the server's findings, or where the token may not submit;
+        EnvironmentUnable where no answer comes."""
         headers = {"Authorization": f"Bearer {self.token()}"}
         with self._client() as client:
             known = self._ask(client, "GET", f"/bundles/{packed.name}")
             if known.status == 200:
-                return self._receipt(known, packed.name, is_new=False)
+                receipt = self._receipt(known, packed.name, is_new=False)
+                self._check_token(client, headers)
+                return receipt
             body = pack_members(packed.contents)
             digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
             answer = self._ask(client, "POST", "/bundles", content=body, headers=headers | {
@@ -106,6 +109,14 @@ class Server:
             if answer.status not in (200, 201):
                 raise SubmissionRefused(tuple(_problems(answer)))
             return self._receipt(answer, packed.name, is_new=answer.status == 201)
+
+    def _check_token(self, client: httpx.Client, headers: Mapping[str, str]) -> None:
+        """What is there already is answered without a token, which would hide a wrong one."""
+        answer = self._ask(client, "GET", "/caller", headers=headers)
+        if answer.status != 200:
+            raise SubmissionRefused(tuple(_problems(answer)))
+        if not {"submit", "admin"} & set(_json(answer).get("scopes") or ()):
+            raise SubmissionRefused((f"the token for {self.url} has not the scope submit",))
 
     def _receipt(self, answer: Answer, name: str, *, is_new: bool) -> Receipt:
         body = _json(answer)

@@ -178,6 +178,13 @@ def rules(request: Request) -> dict[str, Any]:
             "key": {"key_id": key.key_id, "public_key": key.public_key, "purpose": marks.PURPOSE}}
 
 
+@router.get("/caller", dependencies=[BEARER], responses=_refusals(401))
+def caller(request: Request) -> dict[str, Any]:
+    """Whose token is shown, and what it may: a client asks before it sends anything."""
+    found = caller_of(request)
+    return {"account": found.account, "scopes": sorted(found.scopes)}
+
+
 @router.get("/audit", responses=_refusals(401, 403))
 def audit(request: Request, caller: Administrator, subject: Asked = None, after: After = 0, limit: Limit = 100) -> list[dict]:
     """What was done, in order. For administrators."""
