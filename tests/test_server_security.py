@@ -105,6 +105,11 @@ def test_a_hostile_archive_is_refused_by_a_named_rule(unharmed, what):
     assert answer.status_code == 422 and [f["rule"] for f in answer.json()["findings"]] == [rule], answer.text
 
 
+def packed_body(server) -> bytes:
+    """A new bundle of ada's, which is not sent."""
+    return packed(server.folder / "unsent", [measured(99)], key=server.keys["ada"])[1]
+
+
 def rebuilt(body: bytes, change) -> bytes:
     """An archive with its files changed by `change(files)`."""
     with tarfile.open(fileobj=io.BytesIO(body), mode="r:gz") as tar:
@@ -297,7 +302,7 @@ def test_a_slow_download_keeps_no_connection(server, monkeypatch):
 def test_without_a_token_nothing_is_changed(unharmed):
     name = unharmed.get("bundles")["bundles"][0]["name"]
     for path in ("bundles", f"bundles/{name}/withdraw", f"bundles/{name}/flag", f"bundles/{name}/clear", "competitions",
-                 "competitions/x/entries"):
+                 "competitions/x/entries", "competitions/x/withdraw"):
         for headers in ({}, {"Authorization": "Basic eDp5"}, {"Authorization": "Bearer"}):
             assert unharmed.web.post(f"/api/v1/{path}", content=b"{}", headers=headers).status_code in (401, 422), path
     assert unharmed.web.post("/api/v1/bundles", content=b"x").headers["WWW-Authenticate"] == "Bearer"

@@ -104,7 +104,7 @@ def _check_entry(entry: tarfile.TarInfo, limits: Limits) -> None:
     if entry.isdev():
         raise BundleRefused("device", shown, "a device or a pipe")
     check_name(entry.name)
-    if entry.type not in _TAKEN or entry.issparse() or entry.pax_headers:
+    if entry.type not in _TAKEN or entry.issparse() or entry.pax_headers or entry.size < 0:
         raise BundleRefused("archive", shown, "no plain file entry")
     check_size(entry.name, entry.size, limits)
 
