@@ -43,9 +43,13 @@ WORKFLOW = {"name": "genuine", "title": "A run whose numbers agree", "label": "q
 CLAIM = {"id": "delta-mem-save", "experiment": "memory", "method": "checkpoint", "rule": "memory_saved_percent", "tolerance": 0.1}
 
 
-def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, layers: int = 6, budgets: tuple[str, ...] = ("80%",)) -> Path:
-    """Write a run's folder and return it. Other seeds have other step times and, unless `machine` is given, another machine."""
-    made = _Made(folder, seed, machine or f"{seed:016x}", layers)
+def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, layers: int = 6, budgets: tuple[str, ...] = ("80%",),
+                planned_by: str = "") -> Path:
+    """Write a run's folder and return it. Other seeds have other step times and, unless `machine` is given, another machine.
+
+    `planned_by`: a method whose schedules checkpoint's cells have, checkpoint's source being that of this repository; checkpoint is honest.
+    """
+    made = _Made(folder, seed, machine or f"{seed:016x}", layers, planned_by)
     records = [made.measured("eager", None), *(made.measured("checkpoint", budget) for budget in budgets),
                made.simulated("eager", None), *(made.simulated("checkpoint", budget) for budget in budgets)]
     cells = [{"cell_id": r.cell_id, "config": dict(r.config), "label": r.config["method"], "title": r.config["method"]} for r in records]
@@ -79,16 +83,21 @@ def step(layers: int) -> Tape:
 class _Made:
     """The cells of one run."""
 
-    def __init__(self, folder: Path, seed: int, machine: str, layers: int) -> None:
-        self.folder, self.random, self.layers = folder, Random(seed), layers
+    def __init__(self, folder: Path, seed: int, machine: str, layers: int, planned_by: str = "") -> None:
+        self.folder, self.random, self.layers, self.planned_by = folder, Random(seed), layers, planned_by
         self.environment = ENVIRONMENT | {"system": ENVIRONMENT["system"] | {"host_hash": machine}}
         self.first, self.second = self._seconds(1.0), self._seconds(1.0)
 
     def _seconds(self, about: float) -> list[float]:
         return [about * self.random.uniform(0.98, 1.02) for _ in range(PAIRS)]
 
+    def _config(self, method: str, **changes: Any) -> dict[str, Any]:
+        config = make_config(method=method, options={}, batch_size=BATCH_SIZE, **changes)
+        source = Library([ROOT]).method(method).sha256 if self.planned_by else config["sources"]["method"]
+        return config | {"sources": config["sources"] | {"method": source}}
+
     def measured(self, method: str, budget: str | None) -> RunRecord:
-        config = make_config(method=method, budget=budget, options={}, batch_size=BATCH_SIZE)
+        config = self._config(method, budget=budget)
         profile = replace(load_profile(BOARD), name="Test Processor 9000")
         tape = step(self.layers).with_costs([1e-3] * len(step(self.layers).ops))
         record, eager_peak = self._planned(config, roofline_flops(tape), profile)
@@ -117,7 +126,7 @@ class _Made:
             truth_detail=gated if method != "eager" else {"steps": 0, "note": "eager is the reference itself"}))
 
     def simulated(self, method: str, budget: str | None) -> RunRecord:
-        config = make_config(method=method, budget=budget, options={}, batch_size=BATCH_SIZE, target=f"sim:{BOARD}", experiment="simulated")
+        config = self._config(method, budget=budget, target=f"sim:{BOARD}", experiment="simulated")
         record, _ = self._planned(config, roofline_costs(step(self.layers), load_profile(BOARD)), load_profile(BOARD))
         return self._save(replace(record, eager_peak_is_simulated=True, missing={"measured": "a simulated target: nothing runs there"},
                                   measured={"capture_seconds": 0.5, "plan_seconds": 0.1}))
@@ -130,8 +139,9 @@ class _Made:
         if config["method"] == "eager":
             checked = eager
         else:
-            planner = Library([ROOT]).method(config["method"]).build()
-            checked = check_schedule(tape, replace(planner.plan(tape, profile, budget), micro_batches=(), needs=()), budget)
+            planner = Library([ROOT]).method(self.planned_by or config["method"]).build()
+            plan = replace(planner.plan(tape, profile, budget), method=Library([ROOT]).method(config["method"]).card.uid)
+            checked = check_schedule(tape, replace(plan, micro_batches=(), needs=()), budget)
         cell = self.folder / "cells" / hash_config(config)
         cell.mkdir(parents=True)
         tape.save(cell / "tape.json.gz")

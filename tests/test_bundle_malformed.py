@@ -125,7 +125,7 @@ def test_an_archive_that_is_cut_anywhere_is_refused(body, tmp_path):
 
 
 def test_an_archive_with_a_byte_that_changed_is_refused(body, tmp_path):
-    """Its own checksum tells, wherever it is, unless the same content is packed in other words; what stands before says how it was packed."""
+    """Its own checksum tells, wherever it is, unless the same content is packed in other words."""
     content, same = gzip.decompress(body), 0
     for at in regions(body)[10:]:
         changed = body[:at] + bytes([body[at] ^ 0x10]) + body[at + 1:]

@@ -63,6 +63,15 @@ def test_what_the_engine_writes_keeps_every_rule(bundle, members):
         7, 3, 2, 1, 3, 3)
 
 
+def test_its_methods_plan_again_what_it_says_they_planned(bundle):
+    """Measured, trained and simulated cells of checkpoint and delta. Of a measured refusal no device is kept, of simulated trials no tape."""
+    report = check(bundle, replan_seconds=120.0)
+    assert report.is_accepted and report.examined["replanned"] == 5, report.findings
+    assert sorted(finding.message for finding in report.findings if finding.rule == "not-replanned") == [
+        *["a native method plans nothing"] * 2, "the record names no device that it was planned for",
+        *["there is no tape of it in the bundle"] * 2]
+
+
 def test_nobody_is_given_away(run, bundle):
     """The folder in which it ran, by its whole path, stands in the run's specs and in nothing that leaves."""
     import gzip
@@ -86,6 +95,14 @@ def flip(index: int) -> Callable[[Any], None]:
     def change(body: Any) -> None:
         body["search"]["trials"][index]["fits"] ^= True
     return change
+
+
+def a_third_less(body: dict[str, Any]) -> None:
+    """The peak, and all that follows from it."""
+    m, predicted = body["measured"], body["predicted"]
+    m["peak_bytes"] = int(2 / 3 * m["peak_bytes"])
+    m["prediction_error_bytes"] = predicted["peak_bytes"] + m["library_bytes"] - m["peak_bytes"]
+    m["is_peak_accounted_for"] = False
 
 
 FORGERIES: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {  # what -> (experiment, method, change, rule)
@@ -112,6 +129,7 @@ FORGERIES: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {  # what -> 
     "a refusal that went well": ("refused", "checkpoint", lambda b: b.update(outcome="ok", reason=""), "outcome"),
     "a faster simulation": ("simulated", "delta", lambda b: b["predicted"].update(step_seconds=1e-6), "simulated"),
     "a smaller peak": ("memory", "delta", lambda b: b["measured"].update(peak_bytes=b["measured"]["peak_bytes"] - 1), "peak"),
+    "a peak a third less": ("memory", "checkpoint", a_third_less, "schedule-peak"),
     "a faster step": ("memory", "delta", lambda b: b["measured"]["ratio"].update(median=0.5), "step-times"),
 }
 

@@ -53,6 +53,7 @@ def _group(name: str, text: str, below: typer.Typer = app) -> typer.Typer:
     return group
 
 
+REPLAN_SECONDS = 60.0  # for one cell
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Collections = Annotated[list[Path] | None, typer.Option("--collection", metavar="DIR", help="A further collection; may be repeated.")]
 Results = Annotated[Path, typer.Option("--output-dir", metavar="DIR", help="Where the runs are.")]
@@ -344,6 +345,8 @@ def check_method(
 @_check.command("bundle")
 def check_bundle(
     bundle: Annotated[Path, typer.Argument(metavar="B", help="A bundle's folder or .tar.gz, or a folder that collects bundles.")],
+    replan: Annotated[bool, typer.Option("--replan", help="Let methods plan again on the bundle's tapes, and compare.")] = False,
+    replan_seconds: Annotated[float, typer.Option("--replan-seconds", min=1, help="The most for one cell.")] = REPLAN_SECONDS,
     as_json: AsJson = False,
 ) -> None:
     """Check a bundle as a server does: manifest, signature, schema, and every number that follows from others, derived anew.
@@ -352,7 +355,7 @@ def check_bundle(
     """
     from vramlab.cli.crowd import check_bundles
 
-    raise typer.Exit(check_bundles(bundle, as_json=as_json))
+    raise typer.Exit(check_bundles(bundle, as_json=as_json, replan_seconds=replan_seconds if replan else 0.0))
 
 
 @_check.command("prediction")
@@ -417,6 +420,7 @@ def doctor(output_dir: Results = Path("results"), as_json: AsJson = False) -> No
 def serve(
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="0.0.0.0 for all of this machine's addresses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8080,
+    replan: Annotated[bool, typer.Option("--replan", help="Let methods plan again, after a bundle is acknowledged; 60 s a cell.")] = False,
     data_dir: DataDir = None,
     database: DatabaseUrl = None,
 ) -> None:
@@ -427,7 +431,7 @@ def serve(
     """
     from vramlab.cli.server import serve as run
 
-    raise typer.Exit(run(host, port, data_dir, database))
+    raise typer.Exit(run(host, port, data_dir, database, REPLAN_SECONDS if replan else None))
 
 
 @_account.command("create")

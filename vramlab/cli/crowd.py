@@ -115,22 +115,23 @@ def _of_a_rehearsal(report: Report, is_dry: bool) -> int:
     return 0 if report.is_accepted else REFUSED
 
 
-def check_bundles(path: Path, *, as_json: bool) -> int:
-    """Check a bundle's folder or its archive, or every bundle that `crowd-submit --to` put below a folder.
+def check_bundles(path: Path, *, as_json: bool, replan_seconds: float = 0.0) -> int:
+    """Check a bundle's folder or its archive, or every bundle that `crowd-submit --to` put below a folder. `replan_seconds`: the most for
+    one cell in which its method plans again; 0 for no such rule.
 
     Exit code 0: accepted; 4: a rule refuses one; 2: there is no bundle.
     """
     from vramlab.crowd import MANIFEST_FILE, check
 
     if path.is_file():
-        reports = {path: _check_archive(path)}
+        reports = {path: _check_archive(path, replan_seconds)}
     else:
         is_bundle = (path / MANIFEST_FILE).is_file()
         below = [found.parent for pattern in ("*", "*/*") for found in path.glob(f"{pattern}/{MANIFEST_FILE}")]
         inside = [path] if is_bundle else sorted(below)
         if not inside:
             raise WorkflowError(f"{path} is no bundle: there is no {'manifest.json in it' if path.is_dir() else 'such folder or file'}")
-        reports = {bundle: check(bundle) for bundle in inside}
+        reports = {bundle: check(bundle, replan_seconds=replan_seconds) for bundle in inside}
     if as_json:
         bodies = [report.to_json() | {"path": str(bundle)} for bundle, report in reports.items()]
         print_json(bodies[0] if len(bodies) == 1 else bodies)
@@ -139,7 +140,7 @@ def check_bundles(path: Path, *, as_json: bool) -> int:
     return 0 if all(report.is_accepted for report in reports.values()) else REFUSED
 
 
-def _check_archive(path: Path) -> Report:
+def _check_archive(path: Path, replan_seconds: float) -> Report:
     """WorkflowError where the file is no gzip at all; what breaks a rule of archives is a finding."""
     from vramlab.crowd import Finding, Report, check
     from vramlab.crowd.archive import unpack
@@ -149,7 +150,7 @@ def _check_archive(path: Path) -> Report:
         raise WorkflowError(f"{path} is no bundle: neither a folder nor a .tar.gz archive")
     with tempfile.TemporaryDirectory(prefix="vramlab-") as room:
         try:
-            return check(unpack(data, Path(room)))
+            return check(unpack(data, Path(room)), replan_seconds=replan_seconds)
         except BundleRefused as refusal:
             return Report(bundle=None, findings=(Finding.of(refusal),))
 

@@ -19,12 +19,12 @@ ACTOR = "command line"  # in the audit log: whoever can read the data folder
 _NEEDED = ("alembic", "fastapi", "sqlalchemy", "uvicorn", "python_multipart")
 
 
-def _settings(data_dir: Path | None, database_url: str | None) -> Settings:
+def _settings(data_dir: Path | None, database_url: str | None, **given: float | None) -> Settings:
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise EnvironmentUnable(f"a server needs more packages ({', '.join(missing)}): pip install 'vramlab[server]'")
     from vramlab.crowd.server.settings import read_settings
 
-    return read_settings(data_dir=data_dir, database_url=database_url)
+    return read_settings(data_dir=data_dir, database_url=database_url, **given)
 
 
 @contextmanager
@@ -39,9 +39,9 @@ def _open(data_dir: Path | None, database_url: str | None) -> Iterator[Database]
         database.close()
 
 
-def serve(host: str, port: int, data_dir: Path | None, database_url: str | None) -> int:
+def serve(host: str, port: int, data_dir: Path | None, database_url: str | None, replan_seconds: float | None) -> int:
     """Answer until Ctrl-C."""
-    settings = _settings(data_dir, database_url)
+    settings = _settings(data_dir, database_url, replan_seconds=replan_seconds)
     from vramlab.crowd.server.run import serve as run
 
     run(settings, host, port)

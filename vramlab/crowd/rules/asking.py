@@ -23,6 +23,7 @@ class Round(IntEnum):
     FORM = 2
     DERIVATION = 3
     PLAUSIBILITY = 4
+    REPLANNING = 5
 
 
 ROUNDS = tuple(Round)
@@ -54,8 +55,8 @@ def rule(number: Round, name: str, asks: str, severity: Severity = Severity.ERRO
 class Examination:
     """One check of one bundle: what was found by now, and the bundle's contents as the rules read them."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self.contents = Contents(folder, limits)
+    def __init__(self, folder: Path, limits: Limits, replan_seconds: float = 0.0) -> None:
+        self.contents, self.replan_seconds = Contents(folder, limits), replan_seconds
         self._findings: list[Finding] = []
         self._examined = Counter[str]()
         self._asked = ""

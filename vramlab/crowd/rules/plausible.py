@@ -15,7 +15,7 @@ from vramlab.crowd.manifest import machine_of
 from vramlab.crowd.rules.agreeing import disagreements
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
 from vramlab.crowd.rules.numbers import measured_steps
-from vramlab.crowd.rules.schedules import planned
+from vramlab.crowd.rules.schedules import checked_of, planned
 from vramlab.liveness import lower_bound_bytes
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord
@@ -142,6 +142,22 @@ def _lower_bound(e: Examination) -> Iterator[Fault]:
         bound = own + (found.record.measured.get("library_bytes") or 0)
         if peak < bound - max(TOLERANCE_SHARE * bound, TOLERANCE_BYTES):
             yield f"{found.name}:measured.peak_bytes", f"{peak:,} bytes; every schedule of its tape holds {bound:,}"
+
+
+@rule(Round.PLAUSIBILITY, "schedule-peak", "no step holds less than its own schedule must, by more than 0.5 % or 1 MiB")
+def _schedule_peak(e: Examination) -> Iterator[Fault]:
+    """On a CPU the meter sees every byte that the simulator counts. On a GPU the inside of an op may take less than it did alone, so that
+    only what lies between the ops is held against the peak. Eager's own order runs no schedule."""
+    for found in planned(e):
+        record, peak = found.record, found.record.measured.get("peak_bytes")
+        if found.is_simulated or found.schedule is None or peak is None or record.config["method"] == "eager":
+            continue
+        e.count()
+        checked = checked_of(e, found)
+        simulated = checked.peak_bytes if record.config["target"] == "cpu" else int(checked.live_bytes.max(initial=0))
+        held = simulated + (record.measured.get("library_bytes") or 0)
+        if peak < held - max(TOLERANCE_SHARE * held, TOLERANCE_BYTES):
+            yield f"{found.name}:measured.peak_bytes", f"{peak:,} bytes; its schedule, simulated again, holds {held:,}"
 
 
 @rule(Round.PLAUSIBILITY, "prediction-far", "a measured peak is within 0.5 % or 1 MiB of its prediction", Severity.WARNING)

@@ -10,6 +10,7 @@ from typing import Any
 
 from vramlab import in_place, split
 from vramlab.check import CheckedSchedule, check_schedule
+from vramlab.counted import count_of
 from vramlab.crowd.findings import Severity
 from vramlab.crowd.rules.agreeing import RELATIVE, agree, disagreements
 from vramlab.crowd.rules.asking import Examination, Fault, Round, rule
@@ -205,7 +206,7 @@ def _legal(e: Examination) -> Iterator[Fault]:
         if stated != found.schedule.digest:
             yield f"{found.name}:provenance.schedule_digest", f"{stated}; the schedule's is {found.schedule.digest}"
         try:
-            _checked(e, found)
+            checked_of(e, found)
         except ScheduleError as error:
             yield where, str(error)
             continue
@@ -213,8 +214,8 @@ def _legal(e: Examination) -> Iterator[Fault]:
             yield where, "is not what plain PyTorch does"
 
 
-def _checked(e: Examination, found: Planned) -> CheckedSchedule:
-    """ScheduleError where it is not legal."""
+def checked_of(e: Examination, found: Planned) -> CheckedSchedule:
+    """The record's schedule, proved legal within its budget; ScheduleError where it is not."""
     budget = found.record.budget_bytes
     limit = None if budget is None else Budget(device_bytes=budget)
     return e.once(("checked", found.name), lambda: check_schedule(found.tape, found.schedule, limit))
@@ -231,7 +232,7 @@ def _simulated(e: Examination) -> Iterator[Fault]:
         if found.schedule is None:
             continue
         try:
-            checked = _checked(e, found)
+            checked = checked_of(e, found)
         except ScheduleError:  # told by the rule `schedule-legal`
             continue
         e.count()
@@ -332,4 +333,4 @@ def _not_derived(e: Examination) -> Iterator[Fault]:
             why = "trials that were simulated leave no schedule; the search itself is run again over their log"
             counts["search.trials", why] += 1
     for (field, why), count in counts.items():
-        yield f"{count} records:{field}", why
+        yield f"{count_of(count, 'record')}:{field}", why

@@ -32,6 +32,7 @@ class Settings:
 
     check_slots: int = 2  # bundles that are checked at a time
     check_wait_seconds: float = 20.0  # a bundle that waited so long is acknowledged as received and checked afterwards
+    replan_seconds: float = 0.0  # for each cell, in which its method plans again, after the bundle is acknowledged; 0: none is
     body_seconds: float = 120.0  # a body that takes longer is cut off
 
     # The declared tolerance: two results agree when they differ by no more.
