@@ -118,7 +118,8 @@ def test_logging_out_ends_the_visit(site):
 
 
 FORMS = {"login": ("/login", {"token": "x"}), "logout": ("/logout", {"any": "field"}), "announce": ("/competitions", RULES),
-         "enter": ("/competitions/r50-60/entries", {"result": "1"})}
+         "enter": ("/competitions/r50-60/entries", {"result": "1"}), "correct": ("/competitions/r50-60/correct", {"title": "Mine"}),
+         "withdraw": ("/competitions/r50-60/withdraw", {"reason": "x"})}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -157,6 +158,78 @@ def test_an_organiser_announces_a_competition(site):
         assert made.organiser.name == "ada"
         assert (last.action, last.actor, last.subject) == ("competition announced", "ada", "competition least")
     assert "there is a competition &#39;least&#39; already" in announce(site).text
+
+
+def correct(client, name="least", **changes):
+    path = f"/competitions/{name}/correct"
+    return client.post(path, data={"csrf": csrf(client, path), **RULES, **changes})
+
+
+def audited(client) -> list[tuple[str, str, dict]]:
+    with client.app.state.database.read() as session:
+        rows = session.scalars(select(Audit).where(Audit.subject == "competition least").order_by(Audit.id))
+        return [(row.action, row.actor, row.detail) for row in rows]
+
+
+def test_an_organiser_corrects_a_competition_before_and_after_the_first_entry(site):
+    log_in(site, "ada")
+    announce(site)
+    assert 'href="/competitions/least/correct"' in site.get("/competitions/least").text
+    form = site.get("/competitions/least/correct").text
+    assert 'value="Least memory"' in form and 'value="0, 1"' in form and "field-name" not in form
+    answer = correct(site, title="Least bytes", seeds="0, 1, 2", metric="overhead")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/competitions/least")
+    page = site.get("/competitions/least").text
+    assert "Least bytes" in page and "0, 1, 2" in page and "<dt>Corrected</dt>" in page
+    assert audited(site)[1:] == [("competition corrected", "ada", {
+        "title": ["Least memory", "Least bytes"], "seeds": [[0, 1], [0, 1, 2]], "metric": ["peak_bytes", "overhead"]})]
+    assert correct(site, title="Least bytes", seeds="0, 1, 2", metric="overhead").status_code == 303
+    assert len(audited(site)) == 2, "no change, no row"
+    wrong = correct(site, title="", closes_at="2025-01-01T00:00")
+    assert wrong.status_code == 422 and "It was not corrected" in wrong.text and 'id="fault-title"' in wrong.text
+    correct(site)
+    assert enter(site, "least", site.made.results["delta"]).status_code == 303
+    form = site.get("/competitions/least/correct").text
+    assert "Somebody has entered" in form and "field-title" in form and "field-seeds" not in form
+    entered = len(audited(site))
+    for change in ({"seeds": "0"}, {"metric": "overhead"}, {"model": "vgg16"}, {"budget": ""}):
+        answer = correct(site, **change)
+        assert answer.status_code == 422 and "what decides the ranking stands" in answer.text, change
+    assert "outside the dates" in correct(site, closes_at="2026-01-02T00:00").text and len(audited(site)) == entered
+    assert correct(site, title="At last", closes_at="2127-01-01T00:00").status_code == 303
+    assert "At last" in site.get("/competitions/least").text and "2127-01-01" in site.get("/competitions/least").text
+
+
+def test_an_organiser_withdraws_a_competition(site):
+    log_in(site, "ada")
+    announce(site)
+    fields = {"csrf": csrf(site, "/competitions/least")}
+    for reason in ("", "  ", "x" * 2001):
+        assert site.post("/competitions/least/withdraw", data={**fields, "reason": reason}).status_code == 422
+    answer = site.post("/competitions/least/withdraw", data={**fields, "reason": "wrong <board>"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/competitions/least")
+    page = site.get("/competitions/least").text
+    assert "wrong &lt;board&gt;" in page and "Ranking" not in page and "/correct" not in page and "field-result" not in page
+    assert "<h2>Withdrawn</h2>" in site.get("/competitions").text
+    assert audited(site)[-1] == ("competition withdrawn", "ada", {"reason": "wrong <board>"})
+    fields |= {"result": str(site.made.results["delta"])}
+    answer = site.post("/competitions/least/entries", data=fields)
+    assert answer.status_code == 422 and "The competition is withdrawn" in answer.text
+    for what in ("correct", "withdraw"):
+        assert site.post(f"/competitions/least/{what}", data={**fields, **RULES, "reason": "again"}).status_code == 403
+    assert site.get("/competitions/least/correct").status_code == 403
+
+
+def test_nobody_else_corrects_or_withdraws(site):
+    log_in(site, "ada")
+    announce(site)
+    site.cookies.clear()
+    log_in(site, "bob")  # his token has the scope submit only
+    assert "For its organiser" not in site.get("/competitions/least").text
+    fields = {"csrf": csrf(site, "/competitions/least"), "reason": "mine", **RULES, "title": "Mine"}
+    for what in ("correct", "withdraw"):
+        assert site.post(f"/competitions/least/{what}", data=fields).status_code == 403
+    assert site.get("/competitions/least/correct").status_code == 403 and len(audited(site)) == 1
 
 
 def test_who_is_not_logged_in_is_told_how_to_enter(site):
@@ -282,7 +355,7 @@ FORM = "application/x-www-form-urlencoded"
     (b"&".join(b"a%d=1" % n for n in range(60)), FORM, 400),
 ])
 def test_what_is_no_form_is_refused_before_anything_is_looked_at(site, body, kind, status):
-    for path in ("/login", "/logout", "/competitions", "/competitions/r50-60/entries"):
+    for path in ("/login", "/logout", "/competitions", *(f"/competitions/r50-60/{what}" for what in ("entries", "correct", "withdraw"))):
         answer = site.post(path, content=body, headers={"Content-Type": kind})
         assert answer.status_code == status and "text/html" in answer.headers["content-type"]
 

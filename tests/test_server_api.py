@@ -527,6 +527,61 @@ def test_a_run_that_grew_takes_its_entries_along(lite, tmp_path):
     assert now_at != number and [r["id"] for r in ranked["results"]] == [now_at]
 
 
+def patch(server, account: str, name: str = "spring", **body):
+    """PATCH of a competition with the account's token."""
+    return server.web.patch(f"/api/v1/competitions/{name}", content=json.dumps(body), headers={
+        "Authorization": f"Bearer {server.tokens[account]}", "Content-Type": "application/json"})
+
+
+def test_a_competition_is_corrected_by_its_organiser_and_what_ranks_stands_from_the_first_entry(contest):
+    server = contest.server
+    server.account("otto", "organise")
+    assert patch(server, "ada", title="Mine").status_code == patch(server, "otto", title="Mine").status_code == 403
+    assert patch(server, "olga", "winter", title="None").status_code == 404
+    corrected = patch(server, "olga", seeds=[2, 1, 2], batch_size=None, title="Least bytes").json()
+    assert (corrected["seeds"], corrected["batch_size"], corrected["title"]) == ([1, 2], None, "Least bytes") and corrected["corrected_at"]
+    for wrong in ({"title": ""}, {"title": None}, {"organiser": "ada"}, {"device": "cpu"}, {"closes_at": "2026-01-01T00:00:00"},
+                  {"seeds": []}, {"closes_at": "2020-01-01T00:00:00+00:00"}, {"opens_at": "9999-12-31T00:00:00+00:00"}):
+        assert patch(server, "olga", **wrong).status_code == 422, wrong
+    contest.enter("ada", 1, 500)
+    for fixed in ({"seeds": [1]}, {"metric": "overhead"}, {"device": A100}, {"batch_size": 16}, {"budget": ""}, {"model": "x"},
+                  {"workload": "x"}):
+        answer = patch(server, "olga", title="No", **fixed)
+        assert answer.status_code == 409 and next(iter(fixed)).replace("_", " ") in answer.json()["error"], fixed
+    assert patch(server, "olga", opens_at=now().isoformat()).status_code == 409, "who has entered would fall out"
+    assert patch(server, "olga", description="The same, said better").status_code == 200
+    assert patch(server, "root", closes_at=(now() + timedelta(seconds=0.05)).isoformat()).status_code == 200, "an administrator, too"
+    while server.get("competitions/spring")["competition"]["closes_at"] > now().isoformat():
+        pass
+    answer = patch(server, "olga", closes_at=(now() + timedelta(days=1)).isoformat())
+    assert answer.status_code == 409 and "open again" in answer.json()["error"]
+    with server.database.read() as session:
+        rows = session.scalars(select(Audit).where(Audit.action == "competition corrected").order_by(Audit.id)).all()
+        assert [sorted(row.detail) for row in rows] == [["batch_size", "seeds", "title"], ["description"], ["closes_at"]]
+        assert rows[0].detail["seeds"] == [[0, 1, 2], [1, 2]] and [row.actor for row in rows] == ["olga", "olga", "root"]
+
+
+def test_a_competition_is_withdrawn_and_leaves_a_tombstone(contest):
+    server = contest.server
+    for seed in (0, 1, 2):
+        contest.enter("ada", seed, 500)
+    assert contest.ranked()
+    assert server.say("ada", "competitions/spring/withdraw", reason="mine").status_code == 403
+    assert server.say("olga", "competitions/spring/withdraw", reason="").status_code == 422
+    gone = server.say("olga", "competitions/spring/withdraw", reason="the wrong board").json()
+    assert gone["withdrawn_reason"] == "the wrong board" and gone["withdrawn_at"]
+    assert contest.ranked() == contest.incomplete() == [] and contest.reasons() == {}
+    number = next(iter(contest.numbers.values()))
+    answer = server.say("ada", "competitions/spring/entries", result=number)
+    assert answer.status_code == 409 and answer.json()["error"] == "the competition is withdrawn"
+    assert server.say("olga", "competitions/spring/withdraw", reason="again").status_code == 409
+    assert patch(server, "olga", title="x").status_code == 409
+    with server.database.read() as session:
+        last = session.scalars(select(Audit).order_by(Audit.id.desc()).limit(1)).one()
+        assert (last.action, last.actor, last.detail) == ("competition withdrawn", "olga", {"reason": "the wrong board"})
+        assert broken_links(session.scalars(select(Audit).order_by(Audit.id))) == []
+
+
 @pytest.mark.parametrize("seeds", [[], None, [0] * 101, [-1]])
 def test_a_competition_has_a_seed_set(lite, seeds):
     rules = {key: value for key, value in competition_rules(seeds=seeds).items() if value is not None}

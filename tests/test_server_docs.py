@@ -73,6 +73,13 @@ def test_every_setting_is_one_with_the_default_that_is_told():
     assert row.rstrip(" |").endswith(f"{fields['peak_tolerance_share'].default}, {fields['ratio_tolerance_share'].default:g}")
 
 
+def test_the_proxy_lets_through_what_the_server_takes_and_says_who_asks():
+    block = next(block for block in re.findall(r"```nginx\n(.*?)```", TEXT, re.DOTALL))
+    size = re.search(r"client_max_body_size (\d+)m;", block)
+    assert int(size[1]) * 2**20 == Settings.__dataclass_fields__["max_archive_bytes"].default
+    assert "X-Forwarded-For $remote_addr;" in block, "not what a client says of itself"
+
+
 def test_every_address_is_one(tmp_path):
     told = set(re.findall(r"https://ae\.example\.org(/[\w/.-]+)", TEXT) + re.findall(r"`(/[\w.]+)`", TEXT))
     assert {"/feed.atom", "/api", "/api/v1/bundles/BUNDLE/flag"} <= told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from crowd_made import headers_of, measured, packed
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 
 from vramlab.crowd import archive
 from vramlab.crowd.server.accounts import create_account, create_token
@@ -23,7 +26,7 @@ from vramlab.crowd.server.audit import broken_links
 from vramlab.crowd.server.database import Database
 from vramlab.crowd.server.settings import read_settings
 from vramlab.crowd.server.store import Store
-from vramlab.crowd.server.tables import Audit, Bundle, Result
+from vramlab.crowd.server.tables import Audit, Base, Bundle, Result
 from vramlab.crowd.signing import make_key
 
 HERE = Path(__file__).parent
@@ -171,6 +174,77 @@ def test_a_killed_server_loses_nothing_that_it_acknowledged(place, tmp_path):
         server.kill()
     assert sorted(acknowledged) == sorted(name for _, name, _ in bundles)
     check_collection(database, data_dir, bundles)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_in_the_middle_of_a_body_has_nothing_of_it(place, tmp_path):
+    """Half a body is on its way when the server dies. What was acknowledged stays, and the whole body is taken afterwards."""
+    data_dir, url, database = place
+    tokens, bundles = accounts_of(database, 1), make_bundles(tmp_path, 1, 2)
+    server, until = Process(data_dir, url), time.monotonic() + 60
+    try:
+        assert submit(server, tokens[0], bundles[0][2], until) == 201
+        body = bundles[1][2]
+        with socket.create_connection(("127.0.0.1", int(server.base.rpartition(":")[2]))) as line:
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers_of(body, tokens[0]).items())
+            line.sendall(f"POST /api/v1/bundles HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{head}\r\n".encode())
+            line.sendall(body[:len(body) // 2])
+            while not list((data_dir / "incoming").glob("*.body")):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            server.kill()
+        check_collection(database, data_dir, bundles[:1])
+        server.start()
+        left, = (data_dir / "incoming").glob("*.body")
+        assert submit(server, tokens[0], body, until) == 201
+        os.utime(left, (0, 0))  # an hour later
+        server.kill()
+        server.start()
+        assert not list((data_dir / "incoming").iterdir())
+    finally:
+        server.kill()
+    check_collection(database, data_dir, bundles)
+
+
+_DIES = """
+import os, signal, sys
+from pathlib import Path
+from sqlalchemy import event
+from vramlab.crowd.server.database import Database
+from vramlab.crowd.server.settings import read_settings
+
+database, left = Database(read_settings({}, data_dir=Path(sys.argv[1]), database_url=sys.argv[2])), [int(sys.argv[3])]
+
+
+@event.listens_for(database.engine, "after_cursor_execute")
+def die(*what):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+database.migrate()
+print("migrated")
+"""
+
+
+@pytest.mark.parametrize("statement", [3, 40])
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_migration_that_is_killed_is_made_whole_by_the_next_start(request, tmp_path, kind, statement):
+    """By kill -9 after so many of its statements: the schema is the old one or the new one, never half of one."""
+    url = request.getfixturevalue("postgres").fresh() if kind == "postgresql" else ""
+    words = [sys.executable, "-c", _DIES, str(tmp_path), url, str(statement)]
+    died = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(HERE.parent)}, capture_output=True, text=True, timeout=60)
+    assert died.returncode == -signal.SIGKILL, died.stdout + died.stderr
+    database = Database(read_settings({}, data_dir=tmp_path, database_url=url))
+    try:
+        with database.engine.connect() as connection:
+            assert "account" not in inspect(connection).get_table_names(), "of a step that did not end nothing is there"
+        tokens = accounts_of(database, 1)
+        with database.engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == [] and tokens
+    finally:
+        database.close()
 
 
 def test_a_row_without_its_archive_never_shows(place, tmp_path):

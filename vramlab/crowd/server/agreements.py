@@ -1,18 +1,20 @@
 """Which results agree, and what that counts as.
 
 *Reproduced*: another account, another machine and telemetry of its own, on the same model of GPU (or of processor), the same cell, every
-number within the declared tolerance. *Repeated*: the same, by the same owner or on the same machine. A simulated result is neither: the
-server simulates it anew itself when it checks it.
+number within the declared tolerance, and times that are not the other's up to a factor and a little. *Repeated*: the same, by the same
+owner, on the same machine, or with such times. A simulated result is neither: the server simulates it anew itself when it checks it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Iterable, Mapping, Sequence
 
 from sqlalchemy import case, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from vramlab.crowd.server.fingerprints import are_operators_near, are_steps_near
 from vramlab.crowd.server.settings import Settings
 from vramlab.crowd.server.tables import VERIFIED, Agreement, Result, State, now
 from vramlab.report.words import bytes_in_words
@@ -20,6 +22,7 @@ from vramlab.report.words import bytes_in_words
 MOST_COMPARED = 200  # results of one cell that a new one is compared with, the first ones, so that a popular cell stays cheap
 # Agreements that one result keeps with one account: for *reproduced* one is enough.
 _MOST_KEPT = {State.REPRODUCED: 1, State.REPEATED: 5}
+OPERATOR_TIMES, STEP_TIMES = "operator times", "step times"
 MOST_SHOWN = 50  # results that a page says of why they do not agree
 NUMBERS = {"peak_bytes": "peak memory", "ratio": "step time over eager's", "largest": "largest size"}
 _READ = ("id", "account_id", "truth", "outcome", "peak_bytes", "overhead", "largest", "machine_hash", "telemetry_sha256",
@@ -60,11 +63,16 @@ def _link_one(session: Session, result: Result, settings: Settings) -> set[int]:
                                                     Result.state.in_(VERIFIED)).order_by(Result.id).limit(MOST_COMPARED)).all()
     theirs = _kept(session, [other.id for other in others], result.account_id)
     ours = _kept(session, [result.id], None)
+    measured = _Measured(session, result.id, [other.id for other in others])
     made = []
     for other in others:
         for one, two, kept, key in ((result, other, ours, other.account_id), (other, result, theirs, other.id)):
             kind = kind_of(one, two)
-            if kind and kept[key, kind] < _MOST_KEPT[kind] and (differences := within(one, two, settings)) is not None:
+            if not kind or kept[key, kind] >= _MOST_KEPT[kind] or (differences := within(one, two, settings)) is None:
+                continue
+            if kind is State.REPRODUCED and (why := measured.why_one(other.id)):
+                kind, differences = State.REPEATED, differences | why
+            if kept[key, kind] < _MOST_KEPT[kind]:
                 kept[key, kind] += 1
                 made.append({"result_id": one.id, "other_id": two.id, "account_id": two.account_id, "kind": kind,
                              "differences": differences, "made_at": now()})
@@ -73,6 +81,24 @@ def _link_one(session: Session, result: Result, settings: Settings) -> set[int]:
     if made := [row for row in made if (row["result_id"], row["other_id"]) not in there]:
         session.execute(insert(Agreement), made)
     return {row["result_id"] for row in made}
+
+
+class _Measured:
+    """Whether a result and others were measured each on its own. Fingerprints are read for the first that would count as reproduced."""
+
+    def __init__(self, session: Session, number: int, others: Sequence[int]) -> None:
+        self._session, self._number, self._others = session, number, others
+
+    @cached_property
+    def _known(self) -> Mapping[int, Any]:
+        wanted = select(Result.id, Result.fingerprint).where(Result.id.in_([self._number, *self._others]))
+        return {number: fingerprint for number, fingerprint in self._session.execute(wanted)}
+
+    def why_one(self, other: int) -> dict[str, str]:
+        """{what is the other's -> how}; empty where nothing is, or where there is nothing to compare."""
+        pair = self._known.get(self._number), self._known.get(other)
+        near = {OPERATOR_TIMES: are_operators_near(*pair), STEP_TIMES: are_steps_near(*pair)}
+        return {name: "those of this one up to a factor" for name, is_near in near.items() if is_near}
 
 
 def _kept(session: Session, numbers: Sequence[int], account: int | None) -> Counter:

@@ -139,7 +139,7 @@ def in_json(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-_HIDDEN = frozenset({"account_id", "bundle_id", "organiser_id", "competition_id", "token", "standing_key"})
+_HIDDEN = frozenset({"account_id", "bundle_id", "organiser_id", "competition_id", "token", "standing_key", "fingerprint"})
 
 
 def _names_around(row: Base) -> dict[str, Any]:
@@ -409,22 +409,48 @@ def show_account(request: Request, name: AccountName) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------- competitions
+Named = Annotated[Text, StringConstraints(min_length=1)]
+Description = Annotated[str, StringConstraints(max_length=2000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")]
+Size = Annotated[int | None, Field(ge=1, le=MOST_ID)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, le=MOST_ID)]], Field(min_length=1, max_length=100)]
+
+
 class NewCompetition(BaseModel):
     """What an organiser fixes."""
 
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    title: Annotated[Text, StringConstraints(min_length=1)]
-    description: Annotated[str, StringConstraints(max_length=2000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$")] = ""
-    model: Annotated[Text, StringConstraints(min_length=1)]
+    title: Named
+    description: Description = ""
+    model: Named
     workload: Text = ""
-    device: Annotated[Text, StringConstraints(min_length=1)]
+    device: Named
     budget: Text = ""
-    batch_size: Annotated[int | None, Field(ge=1, le=MOST_ID)] = None
-    seeds: Annotated[list[Annotated[int, Field(ge=0, le=MOST_ID)]], Field(min_length=1, max_length=100)]
+    batch_size: Size = None
+    seeds: Seeds
     metric: Metric
     opens_at: datetime
     closes_at: datetime
+
+
+_NOT_GIVEN: Any = None  # what is not given is not looked at; a null that is given is refused
+
+
+class Correction(BaseModel):
+    """What is to be another; what is not given stays. An empty text, and null for the batch size, are *any*."""
+
+    model_config = ConfigDict(extra="forbid")
+    title: Named = _NOT_GIVEN
+    description: Description = _NOT_GIVEN
+    model: Named = _NOT_GIVEN
+    workload: Text = _NOT_GIVEN
+    device: Named = _NOT_GIVEN
+    budget: Text = _NOT_GIVEN
+    batch_size: Size = _NOT_GIVEN
+    seeds: Seeds = _NOT_GIVEN
+    metric: Metric = _NOT_GIVEN
+    opens_at: datetime = _NOT_GIVEN
+    closes_at: datetime = _NOT_GIVEN
 
 
 @router.get("/competitions", responses=_refusals())
@@ -444,12 +470,36 @@ def show_competition(request: Request, name: AccountName) -> dict[str, Any]:
 @router.post("/competitions", status_code=201, responses=_refusals(400, 401, 403, 409))
 def create_competition(request: Request, body: NewCompetition, caller: Organiser) -> dict[str, Any]:
     """Open a competition."""
-    if body.opens_at.tzinfo is None or body.closes_at.tzinfo is None or body.closes_at <= body.opens_at:
+    _check_dates(body.opens_at, body.closes_at)
+    if body.closes_at <= body.opens_at:
         raise Refused(422, "both dates have a time zone, and the second is later")
-    if not all(2000 <= date.year < 2200 for date in (body.opens_at, body.closes_at)):
-        raise Refused(422, "a date is not of this or the next century")
     with request.app.state.database.write() as session:
         return in_json(contests.announce(session, body.model_dump() | {"seeds": sorted(set(body.seeds))}, caller))
+
+
+def _check_dates(*dates: datetime) -> None:
+    if any(date.tzinfo is None for date in dates):
+        raise Refused(422, "both dates have a time zone, and the second is later")
+    if not all(2000 <= date.year < 2200 for date in dates):
+        raise Refused(422, "a date is not of this or the next century")
+
+
+@router.patch("/competitions/{name}", responses=_refusals(400, 401, 403, 404, 409))
+def correct_competition(request: Request, name: AccountName, body: Correction, caller: Organiser) -> dict[str, Any]:
+    """Correct a competition. Its organiser may, and administrators; what decides the ranking only before the first entry."""
+    wanted = body.model_dump(exclude_unset=True)
+    _check_dates(*(wanted[key] for key in ("opens_at", "closes_at") if key in wanted))
+    if "seeds" in wanted:
+        wanted["seeds"] = sorted(set(wanted["seeds"]))
+    with request.app.state.database.write() as session:
+        return in_json(contests.correct(session, name, wanted, caller))
+
+
+@router.post("/competitions/{name}/withdraw", responses=_refusals(400, 401, 403, 404, 409))
+def withdraw_competition(request: Request, name: AccountName, body: Reason, caller: Organiser) -> dict[str, Any]:
+    """Leave a tombstone in a competition's place: nobody enters any more, and nothing is ranked. Its organiser may, and administrators."""
+    with request.app.state.database.write() as session:
+        return in_json(contests.withdraw(session, name, body.reason, caller))
 
 
 class NewEntry(BaseModel):

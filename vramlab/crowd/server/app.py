@@ -75,6 +75,10 @@ def create_app(settings: Settings, examine: Examine = check) -> FastAPI:
 
 def _check_received(intake: Intake, is_over: threading.Event) -> None:
     """Until the server ends: check what was acknowledged without a check."""
+    try:
+        intake.fill_fingerprints()
+    except Exception:  # the next start tries again
+        _log.exception("the fingerprints of older results could not be kept")
     while not is_over.is_set():
         try:
             intake.check_received()

@@ -18,11 +18,14 @@ from sqlalchemy.orm import Session
 from vramlab.crowd import MANIFEST_FILE, Finding, Report, Severity, check
 from vramlab.crowd.archive import unpack
 from vramlab.crowd.canonical import read_strict
+from vramlab.crowd.contents import Contents
 from vramlab.crowd.layout import Limits
 from vramlab.crowd.manifest import Manifest, is_truly_signed
 from vramlab.crowd.server.accounts import Caller
+from vramlab.crowd.server.agreements import MOST_COMPARED
 from vramlab.crowd.server.audit import note
 from vramlab.crowd.server.database import Database
+from vramlab.crowd.server.fingerprints import FEWEST_STEPS, are_steps_near, fingerprint_of
 from vramlab.crowd.server.marks import make_mark
 from vramlab.crowd.server.rows import rows_of
 from vramlab.crowd.server.settings import Settings
@@ -31,12 +34,14 @@ from vramlab.crowd.server.store import Body, Store
 from vramlab.crowd.server.tables import TOMBSTONES, AccountKey, Audit, Bundle, Result, State, Verdict, now
 from vramlab.crowd.signing import SigningKey
 from vramlab.crowd.verdicts import verdicts
+from vramlab.counted import count_of
 from vramlab.errors import BundleRefused
+from vramlab.record import Outcome
 from vramlab.runs import load_run
 
 _log = logging.getLogger(__name__)
 DAY = timedelta(days=1)
-Examine = Callable[[Path, Limits], Report]
+Examine = Callable[..., Report]  # (folder, limits), and replan_seconds where the server's settings have it
 
 
 class Refused(Exception):
@@ -111,13 +116,16 @@ class Intake:
                 raise Refused(422, "the signature is not that of the key", (_finding("signature", MANIFEST_FILE, "it does not sign this"),))
             return _Prepared(manifest=manifest, manifest_sha256=sha256, report=None)
         try:
-            return self._prepare(place, manifest, sha256)
+            prepared = self._prepare(place, manifest, sha256)
         finally:
             self._slots.release()
+        if self.settings.replan_seconds > 0:  # which takes longer than a client waits: what is sound by now is checked whole afterwards
+            return _Prepared(manifest=manifest, manifest_sha256=sha256, report=None)
+        return prepared
 
-    def _prepare(self, place: Path, manifest: Manifest, sha256: str) -> _Prepared:
+    def _prepare(self, place: Path, manifest: Manifest, sha256: str, **options: float) -> _Prepared:
         """The whole check and the rows. Refused where the check refuses, or where a row cannot hold what a record says."""
-        report = self.examine(place, self.limits)
+        report = self.examine(place, self.limits, **options)
         if not report.is_accepted:
             raise Refused(422, "the check refuses the bundle", report.findings)
         run = load_run(place)
@@ -158,8 +166,8 @@ class Intake:
         count, total = session.execute(select(func.count(), func.coalesce(func.sum(Bundle.archive_bytes), 0)).where(
             Bundle.account_id == caller.account_id, Bundle.submitted_at > since)).one()
         if count >= self.settings.bundles_per_day or int(total) + nbytes > self.settings.bytes_per_day:
-            raise Refused(429, f"the account has sent {count} bundles of {int(total):,} bytes within a day; that is what it may",
-                          retry_seconds=3600)
+            sent = f"{count_of(count, 'bundle')} of {int(total):,} bytes"
+            raise Refused(429, f"the account has sent {sent} within a day; that is what it may", retry_seconds=3600)
         return _own_key(session, caller, manifest)
 
     def sweep(self) -> None:
@@ -169,10 +177,34 @@ class Intake:
                 if not session.scalar(select(Bundle.id).where(Bundle.archive_sha256 == path.name.partition(".")[0]).limit(1)):
                     path.unlink()
 
+    def fill_fingerprints(self) -> None:
+        """Of results that were taken in before there were any: from their archives. Once, after the server has started."""
+        bare = (Result.fingerprint.is_(None), Result.is_simulated.is_(False), Result.outcome == Outcome.OK)
+        with self.database.read() as session:
+            pending = session.execute(select(Bundle.id, Bundle.archive_sha256).where(
+                Bundle.id.in_(select(Result.bundle_id).where(*bare))).order_by(Bundle.id)).all()
+        for number, archive_sha256 in pending:
+            try:
+                found = self._fingerprints(archive_sha256)
+            except (OSError, Refused, BundleRefused):
+                _log.warning("of received bundle number %s there are no fingerprints: its archive cannot be read", number)
+                continue
+            with self.database.write() as session:
+                for row in session.scalars(select(Result).where(Result.bundle_id == number, *bare)):
+                    row.fingerprint = found.get(row.cell_id)
+
+    def _fingerprints(self, archive_sha256: str) -> dict[str, Any]:
+        with self.store.folder() as folder:
+            run = load_run(self._unpack(self.store.path(archive_sha256), folder))
+            contents = Contents(run.folder, self.limits)
+            return {cell.cell_id: fingerprint_of(contents, cell.record) for cell in run.cells if cell.record}
+
     def _settle(self, session: Session, bundle: Bundle, prepared: _Prepared) -> None:
         """Enter what the check came to."""
         assert prepared.report
-        copies = [*_copies(session, bundle, prepared.results), *_doubted(session, bundle, prepared.results)]
+        copies = _copies(session, bundle, prepared.results)
+        copies += _near_copies(session, bundle, prepared.results, {finding.where for finding in copies})
+        copies += _doubted(session, bundle, prepared.results)
         bundle.findings = prepared.report.to_json()["findings"] + [_in_json(finding) for finding in copies]
         bundle.checked_at = now()
         for name, value in prepared.columns.items():
@@ -220,8 +252,9 @@ class Intake:
         with self._slots, self.store.folder() as folder:
             place = self._unpack(self.store.path(archive_sha256), folder)
             manifest, sha256 = _read_manifest(place)
+            options = {"replan_seconds": self.settings.replan_seconds} if self.settings.replan_seconds > 0 else {}
             try:
-                prepared = self._prepare(place, manifest, sha256)
+                prepared = self._prepare(place, manifest, sha256, **options)
             except Refused as refusal:
                 report = Report(bundle=manifest.bundle, findings=refusal.findings)
                 prepared = _Prepared(manifest=manifest, manifest_sha256=sha256, report=report)
@@ -288,6 +321,25 @@ def _copies(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[
             others = session.execute(select(column, Result.id).where(column.in_(part), Result.account_id != bundle.account_id))
             found += [_finding(rule, f"cells/{hashes[value]}", f"the same as of result {number}, of another account", Severity.WARNING)
                       for value, number in others if value not in first or number < first[value]]
+    return found
+
+
+def _near_copies(session: Session, bundle: Bundle, rows: tuple[Result, ...], known: set[str]) -> list[Finding]:
+    """Step times that are those of another account's result of the same cell, each changed a little. `known`: cells that are copies anyway.
+
+    They belong to the account whose result was first, as exact ones do.
+    """
+    found = []
+    for row in rows:
+        where = f"cells/{row.cell_id}"
+        if where in known or not row.fingerprint or len(row.fingerprint["steps"][0]) < FEWEST_STEPS:
+            continue
+        earlier = select(Result.id, Result.account_id, Result.fingerprint).where(
+            Result.comparison_key == row.comparison_key, Result.fingerprint.is_not(None)).order_by(Result.id).limit(MOST_COMPARED)
+        first = next((other for other in session.execute(earlier) if are_steps_near(row.fingerprint, other.fingerprint)), None)
+        if first and first.account_id != bundle.account_id:
+            told = f"step times are those of result {first.id}, of another account, each changed a little"
+            found.append(_finding("samples-copied", where, told, Severity.WARNING))
     return found
 
 

@@ -51,10 +51,12 @@ class CompetitionView:
 
 
 def competition(session: Session, name: str) -> CompetitionView | None:
-    """One competition by its name. None when there is none."""
+    """One competition by its name; of a withdrawn one nothing is ranked. None when there is none."""
     rules = session.scalar(select(Competition).where(Competition.name == name))
     if rules is None:
         return None
+    if rules.withdrawn_at:
+        return CompetitionView(competition=rules, ranked=[], incomplete=[], unranked=[])
     found = session.scalars(select(Entry).where(Entry.competition_id == rules.id).order_by(Entry.id)).all()
     entries = [_Entered(entry, _living(session, entry.result)) for entry in found]
     reasons = {e.entry.id: reason for e in entries if (reason := _why_out(rules, e))}

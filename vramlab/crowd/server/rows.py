@@ -7,7 +7,9 @@ import json
 from statistics import median
 from typing import Any, Iterator, Mapping
 
-from vramlab.crowd.layout import gunzip
+from vramlab.crowd.contents import Contents
+from vramlab.crowd.layout import LIMITS, gunzip
+from vramlab.crowd.server.fingerprints import fingerprint_of
 from vramlab.crowd.server.tables import NAME, Result
 from vramlab.errors import BundleRefused
 from vramlab.record import RunRecord
@@ -21,12 +23,13 @@ _APART = ("measure", "target", "sources")
 
 def rows_of(run: Run) -> Iterator[Result]:
     """One row a record, without bundle, account and state. BundleRefused names a text that no row can hold."""
+    contents = Contents(run.folder, LIMITS)
     for cell in run.cells:
         if cell.record is not None:
-            yield _row(run, cell, cell.record)
+            yield _row(run, cell, cell.record, contents)
 
 
-def _row(run: Run, cell: Cell, record: RunRecord) -> Result:
+def _row(run: Run, cell: Cell, record: RunRecord, contents: Contents) -> Result:
     config, environment = record.config, run.environment_of(record)
     text = _Texts(cell)
     row = Result(
@@ -42,7 +45,7 @@ def _row(run: Run, cell: Cell, record: RunRecord) -> Result:
         seed=_whole((config.get("training") or {}).get("seed")), options=dict(config.get("options") or {}),
         outcome=str(record.outcome), reason=text(record.reason, "reason"), truth=str(record.truth),
         machine_hash=text((environment.get("system") or {}).get("host_hash"), "environment.system.host_hash", 64),
-        telemetry_sha256=_telemetry_hash(cell, record), samples_sha256=_samples_hash(record),
+        telemetry_sha256=_telemetry_hash(cell, record), samples_sha256=_samples_hash(record), fingerprint=fingerprint_of(contents, record),
         samples=len(record.measured.get("step_seconds") or ()), **_metrics(record),
     )
     row.comparison_key = _hashed([_comparable(config), row.kind, row.device, row.is_simulated])

@@ -203,6 +203,8 @@ class Result(Base):
     machine_hash: Mapped[str] = mapped_column(String(HASH), default="")  # "" where the record names none
     telemetry_sha256: Mapped[str] = mapped_column(String(HASH), default="", index=True)  # of its text; "" without telemetry
     samples_sha256: Mapped[str] = mapped_column(String(HASH), default="", index=True)  # of how the timed steps rank; equal ones are copies
+    # What was measured, as far as it tells a copy (fingerprints.py); None of what ran nowhere and of rows that are older than this column.
+    fingerprint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True), deferred=True)
     comparison_key: Mapped[str] = mapped_column(String(HASH), index=True)  # equal: the same cell on the same model of device
     standing_key: Mapped[str] = mapped_column(String(HASH))  # equal: one group of the leaderboard
 
@@ -309,6 +311,9 @@ class Competition(Base):
     closes_at: Mapped[datetime]
     created_at: Mapped[datetime] = mapped_column(default=now)
     closed_early_at: Mapped[datetime | None]
+    corrected_at: Mapped[datetime | None]  # the last time; what was changed stands in the audit log
+    withdrawn_at: Mapped[datetime | None]  # a tombstone: its page stays, and nothing is ranked
+    withdrawn_reason: Mapped[str] = mapped_column(Text, default="", server_default="")
 
     organiser: Mapped[Account] = relationship(lazy="joined", innerjoin=True)
 

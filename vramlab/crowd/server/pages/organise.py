@@ -1,4 +1,4 @@
-"""What is done on the pages: a visit begins with a token, an organiser announces a competition, a submitter enters a result.
+"""What is done on the pages: a visit begins with a token, an organiser announces, corrects and withdraws a competition, a submitter enters.
 
 Every form carries the visit's CSRF token, and a request that a browser says comes from another site is refused before that is looked at.
 """
@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
 from vramlab.crowd.server import contests, rankings
@@ -23,7 +24,7 @@ from vramlab.crowd.server.pages import reads, words
 from vramlab.crowd.server.pages.asked import LARGEST, plain_text, result_number
 from vramlab.crowd.server.pages.site import HEADERS, find_visitor, link_maker, render, secret_of, set_cookie
 from vramlab.crowd.server.pages.visits import CSRF_FIELD, SESSION_COOKIE, SESSION_SECONDS, VISIT_COOKIE, is_csrf_token, make_session
-from vramlab.crowd.server.tables import NAME
+from vramlab.crowd.server.tables import NAME, WORDS, Competition
 
 router = APIRouter(include_in_schema=False)
 MOST_SEEDS = 100
@@ -155,14 +156,85 @@ def _announce(request: Request, form: Mapping[str, str]) -> Response:
     return _announce_form(request, visitor, form, faults) if faults else _see(request, f"/competitions/{rules['name']}")
 
 
-def _announce_form(request: Request, visitor: Caller, given: Mapping[str, str], faults: Mapping[str, str]) -> Response:
+def _announce_form(request: Request, visitor: Caller, given: Mapping[str, str], faults: Mapping[str, str], name: str = "",
+                   has_entries: bool = False) -> Response:
+    """`name`: of the competition that is corrected, none where one is announced."""
     with request.app.state.database.read() as session:
         facets = reads.facets(session, request.app.state.recent)
         workloads = reads.workloads(session)
     devices = dict.fromkeys(device for _, device, is_simulated, _ in facets.boards if not is_simulated)
     return render(request, "competition_form.html.j2", visitor=visitor, status=422 if faults else 200, given=given, faults=faults,
                   labels=LABELS, metrics=words.METRICS, models=list(facets.models), devices=list(devices),
-                  workloads=workloads)
+                  workloads=workloads, name=name, has_entries=has_entries)
+
+
+@router.api_route("/competitions/{name}/correct", methods=["GET", "HEAD"])
+def correct_form(request: Request, name: str) -> Response:
+    """Asks its organiser what is to be another."""
+    visitor, rules, has_entries = _to_change(request, name)
+    return _announce_form(request, visitor, _as_form(rules), {}, rules.name, has_entries)
+
+
+@router.post("/competitions/{name}/correct")
+async def correct(request: Request, name: str) -> Response:
+    """A corrected competition. The form again with what is wrong, where something is."""
+    form = await read_form(request)
+    check_csrf(request, form, SESSION_COOKIE)
+    return await run_in_threadpool(_correct, request, name, form)
+
+
+def _correct(request: Request, name: str, form: Mapping[str, str]) -> Response:
+    visitor, rules, has_entries = _to_change(request, name)
+    stands = _as_form(rules)
+    given = {**stands, **form, "name": rules.name}
+    wanted, faults = read_rules(given)
+    wanted |= {key: getattr(rules, key) for key in ("opens_at", "closes_at") if given[key] == stands[key]}  # a form has no seconds
+    if not faults:
+        try:
+            with request.app.state.database.write() as session:
+                contests.correct(session, rules.name, {key: wanted[key] for key in contests.CORRECTABLE}, visitor)
+        except Refused as refusal:
+            faults = {"closes_at": refusal.error}
+    return (_announce_form(request, visitor, given, faults, rules.name, has_entries) if faults
+            else _see(request, f"/competitions/{rules.name}"))
+
+
+@router.post("/competitions/{name}/withdraw")
+async def withdraw(request: Request, name: str) -> Response:
+    """A tombstone in a competition's place."""
+    form = await read_form(request)
+    check_csrf(request, form, SESSION_COOKIE)
+    return await run_in_threadpool(_withdraw, request, name, form)
+
+
+def _withdraw(request: Request, name: str, form: Mapping[str, str]) -> Response:
+    visitor, rules, _ = _to_change(request, name)
+    reason = form.get("reason", "").strip()
+    if not reason or len(reason) > WORDS or not all(c.isprintable() or c in "\r\n\t" for c in reason):
+        told = f"It was not withdrawn. A reason is needed, of at most {WORDS} characters."
+        return show_competition(request, rules.name, visitor, fault=told)
+    with request.app.state.database.write() as session:
+        contests.withdraw(session, rules.name, reason, visitor)
+    return _see(request, f"/competitions/{rules.name}")
+
+
+def _to_change(request: Request, name: str) -> tuple[Caller, Competition, bool]:
+    """(who asks, the competition, whether somebody has entered). 403 for who may not change it, 404 where there is none."""
+    visitor = _who_may(request, "organise")
+    with request.app.state.database.read() as session:
+        rules = session.scalar(select(Competition).where(Competition.name == plain_text(name)))
+        if rules is None:
+            raise HTTPException(404, f"There is no competition {name!r}.")
+        if not contests.may_change(rules, visitor):
+            raise HTTPException(403, "The competition is withdrawn, or another organiser's.")
+        return visitor, rules, contests.has_entries(session, rules)
+
+
+def _as_form(rules: Competition) -> dict[str, str]:
+    """What its form would have been."""
+    texts = {name: str(getattr(rules, name)) for name in ("name", "description", "metric", *_NAMES)}
+    dates = {name: getattr(rules, name).strftime("%Y-%m-%dT%H:%M") for name in ("opens_at", "closes_at")}
+    return texts | dates | {"batch_size": str(rules.batch_size or ""), "seeds": ", ".join(map(str, rules.seeds))}
 
 
 def read_rules(form: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -226,7 +298,8 @@ def show_competition(request: Request, name: str, visitor: Caller | None, *, fau
         may_enter = visitor is not None and visitor.may("submit") and stage == "open"
         return render(request, "competition.html.j2", status=422 if fault else 200, visitor=visitor, c=found.competition, phase=stage,
                       metric=words.METRICS[found.competition.metric], ranked=found.ranked, incomplete=found.incomplete,
-                      unranked=found.unranked, may_enter=may_enter, fault=fault, given=given)
+                      unranked=found.unranked, may_enter=may_enter, may_change=contests.may_change(found.competition, visitor),
+                      fault=fault, given=given)
 
 
 @router.post("/competitions/{name}/entries")
@@ -247,6 +320,6 @@ def _enter(request: Request, name: str, form: Mapping[str, str]) -> Response:
                 contests.enter(session, plain_text(name), number, visitor)
     except (Refused, HTTPException) as refusal:
         said = refusal.error if isinstance(refusal, Refused) else refusal.detail
-        told = f"{said[:1].upper()}{said[1:].rstrip('.')}."
+        told = f"It was not entered. {said[:1].upper()}{said[1:].rstrip('.')}."
         return show_competition(request, name, visitor, fault=told, given=form.get("result", "")[:1000])
     return _see(request, f"/competitions/{name}")

@@ -43,8 +43,9 @@ def home(request: Request) -> Response:
     with request.app.state.database.read() as session:
         totals = queries.totals(session)
         newest = queries.results(session, ResultFilter(include_unverified=True), limit=10, newest_first=True)
-        figures = [(totals.results, "checked results"), (totals.reproduced, "of them reproduced by others"),
-                   (totals.unverified, "unverified beside them"), (totals.accounts, "submitters")]
+        figures = [(totals.results, "checked result" if totals.results == 1 else "checked results"),
+                   (totals.reproduced, "of them reproduced by others"), (totals.unverified, "unverified beside them"),
+                   (totals.accounts, "submitter" if totals.accounts == 1 else "submitters")]
         return _view(request, "home.html.j2", figures=figures, newest=newest, address=own_address(request))
 
 
@@ -256,8 +257,8 @@ def competitions(request: Request) -> Response:
     visitor = find_visitor(request)
     with request.app.state.database.read() as session:
         found = queries.competitions(session)
-        groups = [(heading, entries) for heading, phase in (("Open", "open"), ("To come", "to come"), ("Closed", "closed"))
-                  if (entries := [c for c in found if contests.phase(c) == phase])]
+        phases = (("Open", "open"), ("To come", "to come"), ("Closed", "closed"), ("Withdrawn", "withdrawn"))
+        groups = [(heading, entries) for heading, phase in phases if (entries := [c for c in found if contests.phase(c) == phase])]
         return render(request, "competitions.html.j2", visitor=visitor, groups=groups,
                       may_organise=visitor is not None and visitor.may("organise"))
 
