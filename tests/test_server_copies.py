@@ -19,7 +19,8 @@ from vramlab.crowd.server.agreements import OPERATOR_TIMES, STEP_TIMES
 from vramlab.crowd.server.app import create_app
 from vramlab.crowd.server.database import _configuration
 from vramlab.crowd.server.fingerprints import (
-    FEWEST_FORMS, FEWEST_STEPS, MOST_FORMS, NEAR_OPERATORS, are_operators_near, are_steps_near, fingerprint_of, step_correlation,
+    FEWEST_FORMS, FEWEST_STEPS, MOST_FORMS, NEAR_OPERATORS, NEAR_STEPS, are_operators_near, are_steps_near,
+    fingerprint_of, step_correlation,
 )
 from vramlab.crowd.server.tables import Result
 from vramlab.tape import Tape
@@ -71,6 +72,18 @@ def test_of_another_kind_of_device_or_of_nothing_nothing_is_said():
 def test_steps_are_one_measurement_where_they_rise_and_fall_together(change, is_near):
     copy = fingerprint(OPERATORS, (change(OURS, 11), change(THEIRS, 12)))
     assert are_steps_near(fingerprint(OPERATORS, (OURS, THEIRS)), copy) is is_near
+
+
+def test_busy_machines_that_share_a_rhythm_are_two():
+    """Every third step waits for its turn on both: ranks alone would take one for the other's copy."""
+    def machine(seed: int) -> dict:
+        return fingerprint([], [noisy([3.0 if i % 3 == 0 else 1.0 + 0.3 * (i % 3) for i in range(PAIRS)], seed + j, 0.03) for j in (0, 1)])
+
+    pairs = [(machine(2 * i), machine(2 * i + 1000)) for i in range(50)]
+    assert max(step_correlation(one["steps"], other["steps"]) for one, other in pairs) >= NEAR_STEPS, "the ranks are those of a copy"
+    assert not any(are_steps_near(*pair) for pair in pairs)
+    copy = fingerprint([], [noisy(series, 5, 0.002, 1.3) for series in pairs[0][0]["steps"]])
+    assert are_steps_near(pairs[0][0], copy)
 
 
 def test_machines_that_grow_slower_alike_or_stumble_at_one_step_are_two():

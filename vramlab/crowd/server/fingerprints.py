@@ -4,7 +4,8 @@ Two measurements of one step differ from operator to operator and from step to s
 factor, and by the little that each number was changed. Kept with each measured result, and compared with those of the same cell:
 
     operators   the seconds of up to 128 forms of operators (target, types, shapes and strides); near where most of their ratios are one
-    steps       the raw times of the method's steps and of eager's beside them; near where both rise and fall together, step by step
+    steps       the raw times of the method's steps and of eager's beside them; near where both rise and fall together, step by step, and
+                their ratios are one: busy machines may share a rhythm, but not to a hundredth
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ FEWEST_FORMS, FEWEST_STEPS = 16, 8  # in common; of fewer nothing is said
 # (share of the common factor, share of the operators that lie so near it): docs/bundles.md says what was measured.
 NEAR_OPERATORS: Mapping[str, tuple[float, float]] = {"cpu": (0.005, 0.5), "cuda": (0.001, 0.9)}
 NEAR_STEPS = 0.95  # rank correlation of the changes from step to step
+NEAR_STEP_TIMES = 0.01  # and the median distance of a step's ratio from the common factor
 
 
 def fingerprint_of(contents: Contents, record: RunRecord) -> dict[str, Any] | None:
@@ -75,11 +77,19 @@ def log_ratios(one: Mapping[str, float], other: Mapping[str, float]) -> np.ndarr
 
 
 def are_steps_near(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
-    """Whether the raw step times of two fingerprints are one measurement: both series rise and fall from step to step as the other's do."""
+    """Whether the raw step times of two fingerprints are one measurement: both series rise and fall from step to step as the other's do,
+    and are the other's up to a factor and a little."""
     if not one or not other:
         return False
     alike = step_correlation(one["steps"], other["steps"])
-    return alike is not None and alike >= NEAR_STEPS
+    return alike is not None and alike >= NEAR_STEPS and step_distance(one["steps"], other["steps"]) <= NEAR_STEP_TIMES
+
+
+def step_distance(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+    """Median distance of the ratio of two steps from the common factor, as a share; the larger of the method's and eager's."""
+    count = min(map(len, (*one, *other)))
+    ratios = [np.log(np.divide(ours[:count], theirs[:count])) for ours, theirs in zip(one, other)]
+    return max(float(np.median(np.abs(each - np.median(each)))) for each in ratios)
 
 
 def step_correlation(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float | None:
