@@ -64,7 +64,7 @@ def test_what_the_engine_writes_keeps_every_rule(bundle, members):
 
 
 def test_its_methods_plan_again_what_it_says_they_planned(bundle):
-    """Measured, trained and simulated cells of checkpoint and delta. Of a measured refusal no device is kept, of simulated trials no tape."""
+    """Measured, trained and simulated cells of checkpoint and delta. A measured refusal keeps no device, simulated trials no tape."""
     report = check(bundle, replan_seconds=120.0)
     assert report.is_accepted and report.examined["replanned"] == 5, report.findings
     assert sorted(finding.message for finding in report.findings if finding.rule == "not-replanned") == [
