@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from assumptions import GIB, LIBRARY, AlexNet2012, Row, backward_reads, checked_plan, not_in_place, plan, row, tape_of, tape_of_module
 from assumptions import without_pooling_indices
@@ -72,20 +73,23 @@ def superneurons_resnets() -> Iterator[Row]:
 
 def superneurons_batches() -> Iterator[Row]:
     """The largest batch within 12 GiB by the line through two smaller ones, where backward operators read what cuDNN's calls ask for."""
+    own = "activations and their gradients in regions of their own"
     networks = {"alexnet": (lambda n: tape_of("alexnet", n), (128, 256)), "vgg16": (lambda n: tape_of("vgg16", n), (32, 64)),
                 "resnet50": (lambda n: tape_of("resnet50", n), (32, 64)),
-                "alexnet, as of 2012": (lambda n: tape_of_module(AlexNet2012(), n, 227), (128, 256))}
-    for network, (step, sizes) in networks.items():
-        edits = {"": lambda tape: tape,
-                 "no indices of pooling": without_pooling_indices,
-                 "that, and backward operators read what their layer read and made":
-                     lambda tape: backward_reads(without_pooling_indices(tape), CUDNN, read=True)}
-        for what, edit in edits.items():
-            low, high = (plan(edit(step(n)), "superneurons", "k40c", budget_bytes=1)["smallest_bytes"] for n in sizes)
-            largest = sizes[0] + (12 * GIB - low) * (sizes[1] - sizes[0]) / (high - low)
-            name, _, of = network.partition(", ")
-            yield row(f"sn-batch-{name}-superneurons", "largest batch within 12 GiB, by the line through two smaller ones", "images",
-                      ", ".join(filter(None, (of, what))), int(largest))
+                "alexnet, as of 2012": (lambda n: tape_of_module(AlexNet2012(), n, 227), (128, 256)),
+                f"vgg16, {own}": (lambda n: tape_of_module(not_in_place(LIBRARY.model("vgg16")), n, 224), (32, 64)),
+                f"resnet50, {own}": (lambda n: tape_of_module(not_in_place(LIBRARY.model("resnet50")), n, 224), (32, 64))}
+    edits = {"": lambda tape: tape,
+             "no indices of pooling": without_pooling_indices,
+             "no indices of pooling, backward operators read what their layer read and made":
+                 lambda tape: backward_reads(without_pooling_indices(tape), CUDNN, read=True)}
+    for (network, (step, sizes)), (what, edit) in product(networks.items(), edits.items()):
+        name, _, of = network.partition(", ")
+        needs = ("backward", "variants") if of == own else None  # else a gradient takes over the region of the one it is made from
+        low, high = (plan(edit(step(n)), "superneurons", "k40c", budget_bytes=1, needs=needs)["smallest_bytes"] for n in sizes)
+        largest = sizes[0] + (12 * GIB - low) * (sizes[1] - sizes[0]) / (high - low)
+        yield row(f"sn-batch-{name}-superneurons", "largest batch within 12 GiB, by the line through two smaller ones", "images",
+                  ", ".join(filter(None, (of, what))), int(largest))
 
 
 def _peak(tape: Tape, **options: object) -> int:

@@ -38,7 +38,7 @@ from vramlab.variants import with_variants
 
 TARGET_SECONDS = 60
 FEWEST_BLOCKS = 4
-GIVEN = {"optimal": {"groups": 8}}  # options that have no default
+GIVEN = {"optimal": {"groups": 8, "time_limit_seconds": 50.0}}  # options that have no default, and an end to a search for a proof
 
 
 def step_of(blocks: int, device: DeviceProfile) -> Tape:
@@ -117,7 +117,8 @@ def main() -> int:
             print("{method:>40} {ops:>7,} ops {cpu_seconds:>9.3f} s ({seconds:.3f} by the clock)  {outcome}".format(**rows[-1]), flush=True)
     if options.keep:
         fresh = {row["method"] for row in rows}
-        rows = [row for row in kept("planners") if row["method"] not in fresh] + [row | {"commit": machine()["commit"]} for row in rows]
+        where = {key: machine()[key] for key in ("commit", "cpu")}
+        rows = [row for row in kept("planners") if row["method"] not in fresh] + [row | where for row in rows]
     found = summarise(rows)
     for name, seconds in found["slowest_seconds"].items():
         print(f"{name:>40} slowest {seconds:8.3f} s, growth {found['growth'][name]}")
