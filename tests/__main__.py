@@ -43,11 +43,12 @@ def provide_all() -> None:
 
 
 def in_parallel() -> list[str]:
-    """pytest's words for one process a core, up to four, each with its share of the cores: small tests gain nothing from more."""
+    """pytest's words for one process a core, up to four, and one more, as many tests wait: for servers, browsers and children that they
+    kill. Torch has its share of the cores in each: small tests gain nothing from more."""
     cores = len(os.sched_getaffinity(0))
-    processes = min(cores, 4)
-    os.environ.setdefault("OMP_NUM_THREADS", str(cores // processes))  # read when torch loads
-    return ["-n", str(processes), "--dist", "worksteal"]
+    busy = min(cores, 4)
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores // busy))  # read when torch loads
+    return ["-n", str(busy + 1), "--dist", "worksteal"]
 
 
 def main(words: list[str]) -> int:

@@ -265,6 +265,7 @@ def test_several_simulated_devices_share_the_batch(tmp_path):
         assert predicted["speedup_over_one_device"] <= devices
 
 
+@pytest.mark.slow
 def test_a_small_gate_batch_takes_as_many_passes(tmp_path):
     record = run(tmp_path, methods=["modnn"], budgets=["30%"],
                  measure={**SMALL["measure"], "time": False, "peak": False, "gate_batch_size": 16, "gate_steps": 1}, batch_sizes=[32])

@@ -455,27 +455,33 @@ def interrupted(folder: Path) -> None:
         trainer(folder, **LONG).train(interrupt)
 
 
-def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
-    trainer(tmp_path / "whole", **LONG).train()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict:
+    """How a LONG training ends that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer(folder, **LONG).train()
+    return ended(folder)
+
+
+def test_an_interrupted_training_ends_as_one_that_was_not(whole, tmp_path):
     interrupted(tmp_path / "cut")
     again = trainer(tmp_path / "cut", **LONG)
     assert 400 <= again.progress.decisions < 900 and again.kept_decisions == again.progress.decisions
     again.train()
-    assert ended(tmp_path / "cut") == ended(tmp_path / "whole")
+    assert ended(tmp_path / "cut") == whole
     curve = (tmp_path / "cut" / "curve.csv").read_text()
     trainer(tmp_path / "cut", **LONG).train()
     assert (tmp_path / "cut" / "curve.csv").read_text() == curve, "a training that has ended learns nothing more"
 
 
-def test_a_training_that_forgets_its_memory_would_end_otherwise(tmp_path):
+def test_a_training_that_forgets_its_memory_would_end_otherwise(whole, tmp_path):
     """The control: of the state on disk nothing is idle."""
-    trainer(tmp_path / "whole", **LONG).train()
     interrupted(tmp_path / "cut")
     again = trainer(tmp_path / "cut", **LONG)
     assert again.memories[0].filled
     again.memories[0].filled = again.memories[0].next = 0
     again.train()
-    cut, whole = ended(tmp_path / "cut"), ended(tmp_path / "whole")
+    cut = ended(tmp_path / "cut")
     assert cut["key"] == whole["key"] and cut["online"] != whole["online"] and cut["progress"]["curve"] != whole["progress"]["curve"]
 
 
