@@ -127,7 +127,7 @@ def test_other_faults_are_told_where_they_are_noticed(text, place):
 @pytest.mark.parametrize(("settings", "overrides", "said"), [
     ({"model": "tyo"}, [], "--model: there is no model 'tyo'; did you mean 'toy'? There are toy"),
     ({"methods": ["detla"]}, [], "--method: there is no method 'detla'; did you mean 'delta'? There are checkpoint, delta, eager"),
-    ({"budgets": ["60x"]}, [], "--budget: budgets: '60x' is not allowed; must be a share of eager's peak such as 60%, a size such as 6GiB, "
+    ({"budgets": ["60x"]}, [], "--budget: '60x' is not allowed; must be a share of eager's peak such as 60%, a size such as 6GiB, "
                                "or auto"),
     ({}, ["batch_sizes=[8"], "'batch_sizes=[8': not YAML at column 13: the bracket [ that opens here is not closed, or a comma is missing; "
                              "noticed at column 15: expected ',' or ']', but got '<stream end>'"),

@@ -65,7 +65,8 @@ class Problem:
     lacks: frozenset[str] = field(default=frozenset(), compare=False)  # keys of which any mends this; `*.budgets`: wherever it stands
 
     def __str__(self) -> str:
-        return f"{self.mark}: {self.what}"
+        is_option = str(self.mark).startswith("--")  # whose name says the key
+        return f"{self.mark}: {re.sub('^[a-z_]+: ', '', self.what) if is_option else self.what}"
 
 
 @dataclass(frozen=True, slots=True)
