@@ -203,3 +203,16 @@ def test_results_from_before_are_brought_up_to_date(tmp_path):
         assert sorted(kept["operators"].values()) == pytest.approx(sorted(OPERATORS)) and kept["steps"][0] == own(1)[0]
         copy = send(after, "bob", noisy(OPERATORS, 5, 0.002), own(2))
         assert standing(after, first) == standing(after, copy) == ("repeated", 0, 1)
+
+
+@pytest.mark.parametrize("pairs", [4, PAIRS])
+def test_the_times_of_one_seed_are_not_those_of_another(server, pairs):
+    """One run that its own account relabels for the other seeds of a competition; an honest account measures each."""
+    steps = [series[:pairs] for series in own(1)]
+    training = {"seed": 0, "steps": 0}
+    send(server, "ada", OPERATORS, steps, training=training, measure={"steps": pairs})
+    again = send(server, "ada", OPERATORS, [series[:pairs] for series in own(2)], training=training | {"seed": 1}, measure={"steps": pairs})
+    assert again["state"] == "checked"
+    copy = send(server, "ada", OPERATORS, steps, training=training | {"seed": 2}, measure={"steps": pairs})
+    assert (copy["state"], [f["rule"] for f in copy["findings"]]) == ("flagged", ["samples-copied"])
+    assert "another cell" in copy["findings"][0]["message"]

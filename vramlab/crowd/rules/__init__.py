@@ -16,7 +16,7 @@ from pathlib import Path
 from vramlab.crowd.findings import Report
 from vramlab.crowd.layout import LIMITS, Limits
 from vramlab.crowd.rules import (  # noqa: F401  each module enters its rules
-    claimed, forms, identity, numbers, plausible, replanned, schedules, searching, wrapping,
+    claimed, forms, identity, numbers, plausible, replanned, schedules, searching, sources, wrapping,
 )
 from vramlab.crowd.rules.asking import ROUNDS, RULES, Examination, Round
 

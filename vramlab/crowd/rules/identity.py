@@ -12,6 +12,8 @@ from vramlab.record import hash_config
 from vramlab.run_folder import baseline_id
 from vramlab.runs import MANIFEST_FILE, RUN_FILE, SCHEDULE_FILE, TAPE_FILE, TELEMETRY_FILE
 
+FEWEST_SAMPLES = 3  # of which a clock of nanoseconds does not give the same twice
+
 
 @rule(Round.DERIVATION, "config-hash", "a cell_id is the hash of its config, in the record, in the plan and as a folder's name")
 def _config_hash(e: Examination) -> Iterator[Fault]:
@@ -91,3 +93,18 @@ def _copied(e: Examination) -> Iterator[Fault]:
             if sha256 in seen:
                 yield f"{name}:files.{TELEMETRY_FILE}", f"is that of {seen[sha256]}: samples of one cell were copied to another"
             seen.setdefault(sha256, name)
+
+
+@rule(Round.DERIVATION, "copied-steps", "no two cells have the same step times, but for eager's of one baseline")
+def _copied_steps(e: Examination) -> Iterator[Fault]:
+    seen: dict[tuple, str] = {}
+    for name, record in e.contents.records.items():
+        if record.config["method"] == "eager":
+            continue
+        for key in ("step_seconds", "baseline_step_seconds"):
+            samples = tuple(record.measured.get(key) or ()) if record.kind == "step" else ()
+            if len(samples) < FEWEST_SAMPLES:
+                continue
+            e.count()
+            if (first := seen.setdefault(tuple(sorted(samples)), name)) != name:
+                yield f"{name}:measured.{key}", f"are those of {first}: samples of one cell were copied to another"

@@ -26,8 +26,10 @@ FUTURE = timedelta(hours=26)  # a clock in another time zone that believes it is
 SECONDS_APART = 5.0  # by which dates in whole seconds, and a sampler's start and end, may be off
 LARGEST_PERIOD = 2.0  # achieved period over the requested one
 LEAST_SPAN = 0.5  # of a cell's seconds that its telemetry covers
+_OF_BOARDS = ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "nvml_peak_bytes", "outside_torch_bytes")
 LOWER_PEAK = 0.05  # by which a larger batch may have a lower peak
 FASTEST = 1e17  # FLOP/s that no single board comes near, at any precision
+LEAST_RATIO = 0.5  # of a planned step's time to eager's
 FEWEST_SAMPLES = 4  # of which no two are equal to the last digit, by a clock of nanoseconds
 # Memory of boards in bytes, as sold; what a driver reports is at most this, and a little less with ECC.
 BOARDS: Mapping[str, float] = {
@@ -50,8 +52,8 @@ def _of_time(text: str) -> datetime | None:
 @rule(Round.PLAUSIBILITY, "clock", "a cell starts before it ends, takes no more time than lies between, and none of it lies in the future")
 def _clock(e: Examination) -> Iterator[Fault]:
     latest, began = datetime.now(UTC) + FUTURE, _of_time(e.contents.run.plan["started"])
-    if began is None:
-        yield "run.json:started", "is no date"
+    if began is None or began > latest:
+        yield "run.json:started", "is no date" if began is None else "lies in the future"
     for name, record in e.contents.records.items():
         e.count()
         where, seconds = f"{name}:provenance", record.provenance.get("seconds")
@@ -64,16 +66,21 @@ def _clock(e: Examination) -> Iterator[Fault]:
             yield f"{where}.seconds", f"{seconds:.0f} s; between its start and its end lie {(ended - started).total_seconds():.0f} s"
 
 
-@rule(Round.PLAUSIBILITY, "time-fits", "the steps of a cell fit the time that it took")
+@rule(Round.PLAUSIBILITY, "time-fits", "capture, planning and the steps of a cell fit the time that it took")
 def _time_fits(e: Examination) -> Iterator[Fault]:
     for name, record in measured_steps(e):
         seconds, m = record.provenance.get("seconds"), record.measured
-        if seconds is None or not m.get("step_seconds") or record.config["method"] == "eager":  # eager's may have run in another cell
+        if seconds is None:
             continue
         e.count()
-        spent = sum(m["step_seconds"]) + sum(m["baseline_step_seconds"])
-        if spent > seconds + SECONDS_APART:
-            yield f"{name}:measured.step_seconds", f"the steps took {spent:.0f} s of a cell that took {seconds:.0f} s"
+        planning = sum(m.get(key) or 0 for key in ("capture_seconds", "plan_seconds"))  # seeds may have been planned before the cell
+        if planning > seconds + SECONDS_APART:
+            yield f"{name}:measured.plan_seconds", f"capture and planning took {planning:.0f} s of a cell that took {seconds:.0f} s"
+        if not m.get("step_seconds") or record.config["method"] == "eager":  # eager's may have run in another cell
+            continue
+        spent = planning + sum(m["step_seconds"]) + sum(m["baseline_step_seconds"])
+        if planning <= seconds + SECONDS_APART < spent:
+            yield f"{name}:measured.step_seconds", f"planning and steps took {spent:.0f} s of a cell that took {seconds:.0f} s"
 
 
 @rule(Round.PLAUSIBILITY, "speed", "no step computes faster than any one device can")
@@ -89,6 +96,19 @@ def _speed(e: Examination) -> Iterator[Fault]:
                 yield f"{found.name}:measured.{key}", f"{min(samples):.3g} s for {flops:.3g} FLOP; no device does {FASTEST:.0e} a second"
 
 
+@rule(Round.PLAUSIBILITY, "faster-than-eager", "a step that computes all that eager does, and more, takes at least half of eager's time",
+      Severity.WARNING)
+def _faster(e: Examination) -> Iterator[Fault]:
+    """A busy machine, or an allocator that eager exhausts, may make it so. Other algorithms for an op may be faster by more."""
+    for found in planned(e):
+        ratio = found.record.measured.get("ratio") or {}
+        if found.is_simulated or not ratio or any(op.variants for op in found.tape.ops):
+            continue
+        e.count()
+        if ratio["median"] < LEAST_RATIO:
+            yield f"{found.name}:measured.ratio.median", f"{ratio['median']:.3g} of eager's time"
+
+
 @rule(Round.PLAUSIBILITY, "constant-samples", "step times differ from each other, as a clock of nanoseconds has them")
 def _constant(e: Examination) -> Iterator[Fault]:
     for name, record in measured_steps(e):
@@ -99,14 +119,18 @@ def _constant(e: Examination) -> Iterator[Fault]:
                 yield f"{name}:measured.{key}", f"all {len(samples)} samples are {samples[0]!r}"
 
 
-@rule(Round.PLAUSIBILITY, "memory-order", "requested <= allocated <= reserved <= the board's memory, and no peak is beyond the machine's")
+@rule(Round.PLAUSIBILITY, "memory-order",
+      "requested <= allocated <= reserved <= the board's memory, and no peak or automatic budget is beyond the machine's")
 def _memory_order(e: Examination) -> Iterator[Fault]:
     for name, record in measured_steps(e):
+        yield from _automatic(name, record, e.contents.run.environment_of(record))
         m, where = record.measured, f"{name}:measured"
         if m.get("peak_bytes") is None:
             continue
         e.count()
         total, what = _memory_of(record, e.contents.run.environment_of(record))
+        if record.config["target"] == "cpu":
+            yield from ((f"{where}.{key}", "is claimed of a step on the CPU") for key in _OF_BOARDS if m.get(key) is not None)
         ordered = [("peak_bytes", m.get("peak_bytes")), ("allocated_peak_bytes", m.get("allocated_peak_bytes")),
                    ("reserved_peak_bytes", m.get("reserved_peak_bytes")), (what, total)]
         for (one, less), (other, more) in pairwise([pair for pair in ordered if pair[1] is not None]):
@@ -114,6 +138,13 @@ def _memory_order(e: Examination) -> Iterator[Fault]:
                 yield f"{where}.{one}", f"{less:,} bytes; {other} is {more:,}"
         if m.get("persistent_bytes") is not None and m["persistent_bytes"] > max(m["peak_bytes"], m.get("cold_peak_bytes") or 0):
             yield f"{where}.persistent_bytes", "what stays between steps is more than the peak"
+
+
+def _automatic(name: str, record: RunRecord, environment: Mapping[str, Any]) -> Iterator[Fault]:
+    """What a machine had to give is not more than it has."""
+    total, what = _memory_of(record, environment)
+    if record.config["budget"] == "auto" and None not in (total, record.budget_bytes) and record.budget_bytes > total:
+        yield f"{name}:budget_bytes", f"{record.budget_bytes:,} bytes; {what} is {total:,}"
 
 
 def _memory_of(record: RunRecord, environment: Mapping[str, Any]) -> tuple[int | None, str]:

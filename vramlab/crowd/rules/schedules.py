@@ -321,6 +321,8 @@ def _not_derived(e: Examination) -> Iterator[Fault]:
         e.count()
         if found.record.predicted.get("least_step_seconds") is not None:
             counts["predicted.least_step_seconds", "held within its limits; the program that it is the optimum of is not solved again"] += 1
+        if found.record.predicted.get("proof"):
+            counts["predicted.proof", "how far from the best its plan is, only its solver says"] += 1
         if found.record.predicted.get("sensitivity"):
             counts["predicted.sensitivity", "needs the method's plans on perturbed devices"] += 1
         if found.record.predicted.get("infeasible"):
@@ -329,8 +331,10 @@ def _not_derived(e: Examination) -> Iterator[Fault]:
             why = "eager's own tape is not in the bundle: this one is prepared, cut or shared"
             counts["predicted.eager_step_seconds", why] += 1
     for record in e.contents.records.values():
+        if record.config["method"] != "eager" and SCHEDULE_FILE not in record.files and record.measured.get("peak_bytes") is not None:
+            counts["measured.peak_bytes", "without a schedule nothing says how much has to be held"] += record.kind == "step"
         if record.kind == "max_batch" and record.search.get("is_simulated"):
             why = "trials that were simulated leave no schedule; the search itself is run again over their log"
             counts["search.trials", why] += 1
-    for (field, why), count in counts.items():
+    for (field, why), count in (+counts).items():
         yield f"{count_of(count, 'record')}:{field}", why

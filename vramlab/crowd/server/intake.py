@@ -203,6 +203,7 @@ class Intake:
         """Enter what the check came to."""
         assert prepared.report
         copies = _copies(session, bundle, prepared.results)
+        copies += _relabelled(session, bundle, prepared.results)
         copies += _near_copies(session, bundle, prepared.results, {finding.where for finding in copies})
         copies += _doubted(session, bundle, prepared.results)
         bundle.findings = prepared.report.to_json()["findings"] + [_in_json(finding) for finding in copies]
@@ -321,6 +322,24 @@ def _copies(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[
             others = session.execute(select(column, Result.id).where(column.in_(part), Result.account_id != bundle.account_id))
             found += [_finding(rule, f"cells/{hashes[value]}", f"the same as of result {number}, of another account", Severity.WARNING)
                       for value, number in others if value not in first or number < first[value]]
+    return found
+
+
+def _relabelled(session: Session, bundle: Bundle, rows: tuple[Result, ...]) -> list[Finding]:
+    """Telemetry and timed steps of this account's result of another cell, such as of another seed: each cell is measured on its own.
+
+    Eager's steps are those of its baseline, which the cells of several experiments may share.
+    """
+    found = []
+    for rule, column in (("telemetry-copied", Result.telemetry_sha256), ("samples-copied", Result.samples_sha256)):
+        may_share = column is Result.samples_sha256
+        hashes = {getattr(row, column.key): row.cell_id for row in rows
+                  if getattr(row, column.key) and not (may_share and row.method == "eager")}
+        for start in range(0, len(hashes), 500):
+            part = list(hashes)[start:start + 500]
+            mine = select(column, Result.id, Result.cell_id).where(column.in_(part), Result.account_id == bundle.account_id)
+            found += [_finding(rule, f"cells/{hashes[value]}", f"the same as of result {number}, of another cell", Severity.WARNING)
+                      for value, number, cell_id in session.execute(mine) if cell_id != hashes[value]]
     return found
 
 
