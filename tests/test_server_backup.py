@@ -14,15 +14,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from alembic import command
 from crowd_made import create_app, measured, packed, served, wrapping_only
 from fastapi.testclient import TestClient
 from sqlalchemy import DateTime, select
 
 from vramlab.cli import main
 from vramlab.crowd.server.backup import backup, restore
-from vramlab.crowd.server.database import Database
+from vramlab.crowd.server.database import Database, _configuration
+from vramlab.crowd.server.intake import DAY
 from vramlab.crowd.server.settings import Settings, read_settings
-from vramlab.crowd.server.tables import Base
+from vramlab.crowd.server.tables import Base, Competition, now
 from vramlab.errors import WorkflowError
 
 ROOT = Path(__file__).parent.parent
@@ -193,3 +195,28 @@ def test_serve_without_its_database_or_its_packages_says_what_to_do(tmp_path, ca
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else object())
     assert main(["serve", "--data-dir", str(tmp_path)]) == 3
     assert capsys.readouterr().err.strip().endswith("a server needs more packages (fastapi): pip install 'vramlab[server]'")
+
+
+@pytest.mark.parametrize(("before", "after"), KINDS[1:3])
+def test_a_backup_of_the_first_schema_is_the_same_server_at_the_newest(place, tmp_path, before, after):
+    """Rows of a server that has not been started since columns were added. Only what they hold is empty."""
+    old, new = fill(place(before, tmp_path / "unused"), tmp_path)[0], place(after, tmp_path / "new")
+    database = Database(old)
+    with database.write() as session:
+        session.add(Competition(name="spring", title="Spring", description="", model="resnet50", workload="", device="V100", budget="",
+                                seeds=[1], metric="peak_bytes", opens_at=now(), closes_at=now() + DAY, organiser_id=1))
+    kept = rows_of(old)
+    with database.engine.execution_options(vramlab_writes=True).begin() as connection:
+        command.downgrade(_configuration(connection), "0001")
+    database.close()
+    backup(old, tmp_path / "old.backup")
+    restore(new, tmp_path / "old.backup")
+    added = {"result": {"fingerprint": None}, "competition": {"corrected_at": None, "withdrawn_at": None, "withdrawn_reason": ""}}
+    for table in Base.metadata.sorted_tables:
+        empty = added.get(table.name, {})
+        wanted = [tuple(empty.get(c.name, value) for c, value in zip(table.c, row)) for row in kept[table.name]]
+        assert rows_of(new)[table.name] == wanted, table.name
+    assert kept["result"] and kept["competition"], "there was something to lose"
+    with TestClient(create_app(new, wrapping_only)) as web:
+        web.app.state.intake.fill_fingerprints()
+    assert [tuple(row) for row in rows_of(new)["result"]] == kept["result"], "what a result measured is read from its archive"

@@ -419,7 +419,7 @@ class NewCompetition(BaseModel):
     """What an organiser fixes."""
 
     model_config = ConfigDict(extra="forbid")
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$")]  # as its form has it
     title: Named
     description: Description = ""
     model: Named
