@@ -504,6 +504,7 @@ def test_methods_differ_in_more_than_colour_and_keep_their_look(tmp_path):
     looks = Looks(run)
     assert len({(looks.colour(f"m{i}"), looks.marker(f"m{i}")) for i in range(40)}) == 40
     assert len({looks.marker(f"m{i}") for i in range(8)}) == 8
+    assert len({(looks.colour(f"m{i}"), looks.dashes(f"m{i}")) for i in range(16)}) == 16, "lines of one colour are told apart, too"
 
 
 def test_colours_come_from_the_style_sheet_in_light_dark_and_print():

@@ -45,7 +45,7 @@ def methods_figure(run: Run, looks: Looks) -> FigureSet:
     if len({record.config["model"] for record, _, _ in drawn}) < 2:
         return FigureSet()
     rows = -(-len(drawn) // FACETS_A_ROW)
-    with facets([where_in_words(run, r) for r, _, _ in drawn], (3.3 * FACETS_A_ROW, 2.6 * rows + 1), FACETS_A_ROW) as figure:
+    with facets([where_in_words(run, r) for r, _, _ in drawn], (3.3 * FACETS_A_ROW, 3.2 * rows + 1), FACETS_A_ROW) as figure:
         for axes, (_, marks, bound) in zip(figure.axes, drawn):
             axes.axhline(1.0, color=MUTED, linewidth=1.0, label=ORACLE)
             _draw_time_bound(axes, bound)

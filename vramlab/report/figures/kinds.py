@@ -45,3 +45,7 @@ class Looks:
         """The method's marker: colour is never the only difference."""
         index = self._index.get(method, 0)
         return MARKERS[(index + index // len(SERIES)) % len(MARKERS)]
+
+    def dashes(self, method: str) -> str | tuple[int, tuple[float, ...]]:
+        """The line of what is simulated: dots for a method whose colour another had before it."""
+        return (0, (1.0, 1.4)) if self._index.get(method, 0) // len(SERIES) % 2 else "--"

@@ -38,7 +38,7 @@ class Mark:
 
 
 def draw_marks(axes: Axes, looks: Looks, marks: Sequence[Mark], *, are_joined: bool = True) -> None:
-    """One look a method: hollow marks and a dashed line where simulated, filled ones with their 95 % interval where measured. Where both
+    """One look a method: hollow marks and a broken line where simulated, filled ones with their 95 % interval where measured. Where both
     are drawn the hollow marks are the larger and lie above: equal values show as a ring around a dot."""
     are_mixed = len({p.is_simulated for p in marks}) == 2
     for method in dict.fromkeys(p.method for p in marks):
@@ -50,7 +50,7 @@ def draw_marks(axes: Axes, looks: Looks, marks: Sequence[Mark], *, are_joined: b
             face = colour if not is_simulated else "none" if are_mixed else PAPER
             seaborn.lineplot(x=[p.x for p in chosen], y=[p.y for p in chosen], ax=axes, color=colour, marker=marker,
                              markersize=10 if is_simulated and are_mixed else 6, zorder=4 if is_simulated and are_mixed else 3,
-                             linestyle="none" if not are_joined else "--" if is_simulated else "-", markerfacecolor=face,
+                             linestyle="none" if not are_joined else looks.dashes(method) if is_simulated else "-", markerfacecolor=face,
                              markeredgecolor=colour, errorbar=None, estimator=None,
                              label=f"{label}, simulated" if is_simulated else label, legend=False)
             bars = [p for p in chosen if p.low is not None and p.high is not None]
