@@ -327,7 +327,7 @@ def test_what_thousands_of_cells_show_is_told_by_ranges_and_keeps_the_worst(tmp_
     drawn, peak = Drawn(found.panels[0]), found.panels[0]
     marks = [(round(x), round(y)) for x, y, _ in drawn.marks()]
     assert len(marks) == 600 and {(107, 57), (100, 50)} <= set(marks) and "600 marks of more are drawn" in found.note
-    assert "Peak, 1500 cells" in found.statement and "2 of 1500 held more than was predicted, by 50.00 MiB or less" in found.statement
+    assert "Peak, 1,500 cells" in found.statement and "2 of 1,500 held more than was predicted, by 50.00 MiB or less" in found.statement
     assert re.search(r"delta, \d+ marks: 57 to \d+ MiB simulated at 101 to \d+ MiB measured; dtr, |dtr, \d+ marks: .*; delta, ", peak.svg)
 
 

@@ -80,7 +80,7 @@ def _errors_in_words(what: str, pairs: Sequence[tuple[str, float, float]], break
         return f"{told}."
     most = max(measured - predicted for _, measured, predicted in pairs)
     by = f", by {bytes_in_words(most)} or less" if any(low) else ""
-    return f"{told}; {sum(low)} of {len(low)} held more than was predicted{by} (unsafe rate {100 * sum(low) / len(low):.0f} %)."
+    return f"{told}; {sum(low):,} of {len(low):,} held more than was predicted{by} (unsafe rate {100 * sum(low) / len(low):.0f} %)."
 
 
 def _percent(value: float) -> str:
