@@ -20,7 +20,7 @@ from vramlab.advice import EAGER, Advice, Answer, Question, advise, largest_in_w
 from vramlab.capture import capture
 from vramlab.check import check_schedule
 from vramlab.cli import main
-from vramlab.cli.advise import Commands
+from vramlab.cli.advise import Commands, _lines
 from vramlab.collection import Library, Method
 from vramlab.costs import roofline_costs
 from vramlab.device import load_profile
@@ -138,7 +138,7 @@ def test_who_is_not_through_in_time_is_told_with_what_is_known(own, monkeypatch)
     found = {a.method: a for a in advise(question(budget="90%", methods=["delta", "checkpoint"]), seconds=1).answers}
     assert found["delta"].fits and largest_in_words(found["delta"]) == f"{known[0]} or more"
     late = found["checkpoint"]
-    assert not late.fits and late.why == "no plan within 1 s" and largest_in_words(late) == "none"
+    assert not late.fits and late.why == "no plan within 1 s" and largest_in_words(late) == "unknown"
 
 
 def test_a_method_that_changes_the_step_is_never_the_best():
@@ -147,6 +147,19 @@ def test_a_method_that_changes_the_step_is_never_the_best():
     fast = replace(slow, method="modnn", step_seconds=1.0, changes_semantics=True)
     assert Advice(step={}, answers=(fast, slow, late), skipped={}).best == slow
     assert Advice(step={}, answers=(fast, late), skipped={}).best is None
+
+
+@pytest.mark.parametrize("other, told", [(0.003, "less than 3.00 ms; by the library's convolution algorithms, of less than 4.00 ms"),
+                                        (0.004, "less than 4.00 ms"), (None, "less than 4.00 ms")])
+def test_both_bounds_are_told_where_a_method_chooses_algorithms(other, told):
+    """The column over the bound is of the method's own step: one figure alone would not explain it."""
+    step = {"budget_bytes": 1000, "eager_peak_bytes": 2000, "eager_step_seconds": 0.005, "least_peak_bytes": 500,
+            "least_step_seconds": 0.004}
+    answer = Answer(method="dqn", options={}, fits=True, step_seconds=0.0045, overhead=-0.1, peak_bytes=900, plan_seconds=0.1,
+                    least_step_seconds=other, above_bound=other and 0.0045 / other - 1)
+    advice = Advice(step=step, answers=(answer,), skipped={})
+    bound, = (line for line in _lines(advice, Commands("m", 16, DEVICE, None, advice, [], []), "") if line.startswith("bound:"))
+    assert bound.endswith(told)
 
 
 def test_where_eager_fits_a_method_is_the_best_only_when_it_is_faster(capsys):

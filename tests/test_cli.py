@@ -562,6 +562,7 @@ def test_an_agents_training_has_torch_inside_its_functions_only(tmp_path):
     ("return schedule", "return type(schedule)(schedule.instructions[:-1], schedule.tape_digest, 'toy')", "["),
     ("if peak > budget.device_bytes", "if True", "are refused, although"),
     ("return Planner()", "return None", "AttributeError"),
+    ("        return schedule", "        return tape.storages[0].bytes", "'Storage' object has no attribute 'bytes' (method.py:13)"),
     ("        return schedule",
      "        import random\n        return type(schedule)(schedule.instructions, schedule.tape_digest, str(random.random()))",
      "a second call gave another plan"),

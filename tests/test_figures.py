@@ -135,6 +135,14 @@ def test_traffic_with_its_rate_and_what_is_hidden(tmp_path):
     assert found.note == "Nothing is moved by checkpoint 50 %."
 
 
+@pytest.mark.parametrize("moved, told", [
+    (8, "8 B"), (16_000, "16 kB"), (50_300_000, "50.3 MB"), (920_000_000, "0.92 GB"), (8_390_000, "8.39 MB")])
+def test_little_traffic_is_told_in_a_smaller_unit(tmp_path, moved, told):
+    record = simulated_step("delta", 500, budget="50%")
+    record = replace(record, predicted={**record.predicted, "moved_bytes": moved, "stall_seconds": 0.5, "copy_seconds": 1.0})
+    assert f"{told}, {told}/s, 50 % hidden" in only(figures_of(tmp_path, [record], "traffic")).texts
+
+
 def searched(method: str, rates: dict[int, float], largest: int, failed: int) -> RunRecord:
     record = search(method, largest)
     trials = [{"value": v, "fits": True, "outcome": "ok", "samples_per_second": rate} for v, rate in rates.items()]

@@ -160,6 +160,16 @@ def test_an_organiser_announces_a_competition(site):
     assert "there is a competition &#39;least&#39; already" in announce(site).text
 
 
+@pytest.mark.parametrize("budget, is_one", [("6 elephants", False), ("60 %", False), ("60.0%", False), ("60", False), ("0%", False),
+                                            ("0GiB", False), ("", True), ("auto", True), ("62.5%", True), ("6GiB", True)])
+def test_a_budget_that_no_result_can_have_is_refused(site, budget, is_one):
+    log_in(site, "ada")
+    answer = announce(site, budget=budget)
+    assert answer.status_code == (303 if is_one else 422) and ("a budget is as results have it" in answer.text) is not is_one
+    if is_one:
+        assert ("a budget is as results have it" in correct(site, budget="6 elephants").text)
+
+
 def correct(client, name="least", **changes):
     path = f"/competitions/{name}/correct"
     return client.post(path, data={"csrf": csrf(client, path), **RULES, **changes})

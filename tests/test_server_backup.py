@@ -172,6 +172,19 @@ def test_a_backup_of_nothing_says_how_a_collection_is_made(admin, tmp_path):
     assert code == 3 and "vramlab serve" in said and not (tmp_path / "x.tar").exists()
 
 
+@pytest.mark.parametrize("words", [("account", "list"), ("account", "disable", "ada"), ("account", "revoke-key", "0" * 16),
+                                   ("token", "list"), ("token", "create", "ada"), ("token", "revoke", "0" * 16)])
+def test_a_misspelt_data_folder_is_told_and_begins_no_second_collection(admin, tmp_path, words):
+    code, said = admin("server", *words)
+    assert code == 3 and said.startswith(f"there is no collection in {tmp_path / 'data'}: ") and not (tmp_path / "data").exists()
+    assert admin("server", "account", "create", "ada")[0] == 0 and "no collection" not in admin("server", *words)[1]
+
+
+def test_what_is_no_backup_is_told_in_one_line(admin, tmp_path):
+    (notes := tmp_path / "notes.txt").write_text("no archive")
+    assert admin("server", "restore", str(notes)) == (2, f"{notes} is no whole backup: it is no tar archive")
+
+
 def test_serve_answers_until_it_is_told_to_end(tmp_path):
     command = [sys.executable, "-m", "vramlab", "serve", "--port", "0", "--data-dir", str(tmp_path / "data")]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))

@@ -236,6 +236,9 @@ def test_a_file_that_is_not_there(shelf):
     (shelf / "mine.yaml").write_text(BASE)
     with pytest.raises(WorkflowError, match="there is no workflow 'mine'; did you mean the file 'mine.yaml'?"):
         load_workflow("mine", Library([shelf]))
+    (shelf / "gone.yaml").symlink_to("nowhere")
+    with pytest.raises(WorkflowError, match=r"there is no file .*gone.yaml(?!.*gone)"):
+        load_workflow(str(shelf / "gone.yaml"), Library([shelf]))
     with pytest.raises(WorkflowError, match="there is no file nowhere/x.yaml"):
         load_workflow("nowhere/x.yaml", library)
     assert load_workflow("small.yaml", library).path == load_workflow("small", library).path == "workflows/small.yaml"

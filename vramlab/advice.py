@@ -218,7 +218,7 @@ def _answer(method: str, options: Mapping[str, Any], folder: Path, result: CallR
     if found:
         return replace(answer, largest_batch=found["largest"], is_at_least=found["hit_upper_end"])
     largest = max((t["value"] for t in trials or () if t["fits"]), default=None)
-    return replace(answer, largest_batch=largest, is_at_least=bool(facts))
+    return replace(answer, largest_batch=largest, is_at_least=bool(facts) or result.outcome is Outcome.TIMEOUT)
 
 
 def _fitting(answer: Answer, facts: Mapping[str, Any], step: Mapping[str, Any]) -> Answer:

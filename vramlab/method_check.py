@@ -164,7 +164,15 @@ def _plan(method: Method, tape: Tape, budget: Budget) -> Schedule | Exception:
 
 
 def _said(plan: Schedule | Exception) -> str:
-    return "it gave a plan" if isinstance(plan, Schedule) else f"{type(plan).__name__}: {plan}"
+    return "it gave a plan" if isinstance(plan, Schedule) else f"{type(plan).__name__}: {plan}{_raised_at(plan)}"
+
+
+def _raised_at(plan: Any) -> str:
+    """` (method.py:17)`: the innermost line outside vramlab of an error that nobody meant to raise."""
+    if not isinstance(plan, Exception) or isinstance(plan, PlanInfeasible | Unsupported):
+        return ""
+    own = [f for f in traceback.extract_tb(plan.__traceback__) if not Path(f.filename).is_relative_to(Path(__file__).parent)]
+    return f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _legality(tape: Tape, plan: Any, budget: Budget) -> list[str]:

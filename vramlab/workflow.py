@@ -117,7 +117,7 @@ def _locate(name: str, library: Library) -> tuple[Path, str]:
 
 def _like(path: Path, library: Library) -> str:
     """The nearest spelling: of a file in that folder, else of a workflow in a collection."""
-    beside = [str(path.parent / found.name) for found in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    beside = [str(path.parent / found.name) for found in path.parent.glob("*.y*ml") if found.is_file()] if path.parent.is_dir() else []
     return nearest(str(path), beside) or nearest(path.stem, library.workflow_paths)
 
 

@@ -129,6 +129,9 @@ def _lines(advice: Advice, words: Commands, assumed: str) -> Iterator[str]:
            f"{seconds_in_words(step['eager_step_seconds'])} a step with memory enough")
     seconds = advice.least_step_seconds
     least = f", nor, within this budget, of less than {seconds_in_words(seconds)}" if seconds else ""
+    eagers = step["least_step_seconds"]
+    if eagers and seconds_in_words(eagers) != seconds_in_words(seconds):
+        least += f"; by the library's convolution algorithms, of less than {seconds_in_words(eagers)}"
     yield f"bound: no schedule of the whole batch is below {bytes_in_words(advice.least_peak_bytes)}{least}"
     if fitting:
         yield ""

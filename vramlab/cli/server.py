@@ -28,10 +28,15 @@ def _settings(data_dir: Path | None, database_url: str | None, **given: float | 
 
 
 @contextmanager
-def _open(data_dir: Path | None, database_url: str | None) -> Iterator[Database]:
+def _open(data_dir: Path | None, database_url: str | None, *, may_make: bool = False) -> Iterator[Database]:
+    """The database at its newest schema. Where none is, `may_make` begins one; a misspelt --data-dir shall not."""
     from vramlab.crowd.server.database import Database
+    from vramlab.crowd.server.settings import SQLITE_FILE
 
-    database = Database(_settings(data_dir, database_url))
+    settings = _settings(data_dir, database_url)
+    if not may_make and not settings.database_url and not (settings.data_dir / SQLITE_FILE).exists():
+        raise EnvironmentUnable(f"there is no collection in {settings.data_dir}: `serve` and `server account create` begin one there")
+    database = Database(settings)
     try:
         database.migrate()
         yield database
@@ -50,7 +55,7 @@ def serve(host: str, port: int, data_dir: Path | None, database_url: str | None,
 
 def create_account(name: str, display_name: str, affiliation: str, data_dir: Path | None, database_url: str | None) -> int:
     """A new account."""
-    with _open(data_dir, database_url) as database, database.write() as session:
+    with _open(data_dir, database_url, may_make=True) as database, database.write() as session:
         from vramlab.crowd.server import accounts
 
         accounts.create_account(session, name, display_name=display_name, affiliation=affiliation, actor=ACTOR)

@@ -91,7 +91,7 @@ def caller_of(request: Request) -> Caller:
     if caller is None:
         if shown:
             state.failures.take(address)
-        raise Refused(401, "this takes a token that holds: Authorization: Bearer TOKEN")
+        raise Refused(401, "this takes a token that is known and has neither expired nor been revoked: Authorization: Bearer TOKEN")
     return caller
 
 

@@ -140,7 +140,8 @@ def _verified(file: Path) -> Mapping[str, Any]:
             index = json.loads(_member(tar, INDEX_FILE))
             changed = [name for name, sha256 in index["sha256"].items() if hashlib.sha256(_member(tar, name)).hexdigest() != sha256]
     except (tarfile.TarError, KeyError, ValueError, OSError, TypeError) as error:
-        raise WorkflowError(f"{file} is no whole backup: {error}") from error
+        why = "it is no tar archive" if isinstance(error, tarfile.ReadError) else error  # tarfile tells of each compression, on five lines
+        raise WorkflowError(f"{file} is no whole backup: {why}") from error
     if changed or sorted(names) != sorted([*index["sha256"], INDEX_FILE]):
         raise WorkflowError(f"{file} is no whole backup: {', '.join(changed[:3]) or 'its list of members'} has changed")
     if index["format"] != FORMAT_VERSION:

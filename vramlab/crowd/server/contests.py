@@ -18,10 +18,11 @@ from vramlab.crowd.server.audit import note
 from vramlab.crowd.server.intake import Refused
 from vramlab.crowd.server.rankings import why_unfit
 from vramlab.crowd.server.tables import TOMBSTONES, Competition, Entry, Result, now
+from vramlab.planner import parse_bytes, parse_percent
 
 NO_DEVICE = ("a device is the name of a GPU or a processor as results have it, such as NVIDIA H200; "
              "cpu, cuda and sim:NAME are words of workflows")
-
+NO_BUDGET = "a budget is as results have it: a share of eager's peak such as 60%, a size such as 6GiB, or auto; empty for any"
 
 RANKING = ("model", "workload", "batch_size", "device", "budget", "seeds", "metric")  # what decides who stands where
 CORRECTABLE = ("title", "description", "opens_at", "closes_at", *RANKING)
@@ -32,12 +33,27 @@ def is_target(device: str) -> bool:
     return device.lower() in ("auto", "cpu", "cuda") or device.lower().startswith(("cuda:", "sim:"))
 
 
+def is_budget(text: str) -> bool:
+    """Whether a result can have this budget, or every result fits: empty. Shares are as workflows resolve them: 60%, not 60 or 60 %."""
+    if text in ("", "auto"):
+        return True
+    if text.isdecimal() and int(text) <= 100:  # a workflow asks whether a share is meant
+        return False
+    try:
+        share = parse_percent(text)
+        return parse_bytes(text) > 0 if share is None else text == f"{share * 100:g}%"
+    except ValueError:
+        return False
+
+
 def announce(session: Session, rules: Mapping[str, Any], caller: Caller) -> Competition:
     """A new competition with these columns. In a session of `Database.write`."""
     if rules["name"] == "new":  # the address of the form that announces one
         raise Refused(422, "a competition is not called 'new'")
     if is_target(rules["device"]):
         raise Refused(422, NO_DEVICE)
+    if not is_budget(rules["budget"]):
+        raise Refused(422, NO_BUDGET)
     if session.scalar(select(Competition).where(Competition.name == rules["name"])):
         raise Refused(409, f"there is a competition {rules['name']!r} already")
     row = Competition(**rules, organiser_id=caller.account_id)
@@ -57,6 +73,8 @@ def correct(session: Session, name: str, wanted: Mapping[str, Any], caller: Call
         return rules
     if is_target(changes.get("device", "")):
         raise Refused(422, NO_DEVICE)
+    if not is_budget(changes.get("budget", "")):
+        raise Refused(422, NO_BUDGET)
     opens_at, closes_at = (changes.get(key, getattr(rules, key)) for key in ("opens_at", "closes_at"))
     if closes_at <= opens_at:
         raise Refused(422, "it would close before it opens")

@@ -9,6 +9,7 @@ from typing import Any, Mapping
 
 from vramlab.errors import WorkflowError
 
+SQLITE_FILE = "collection.sqlite"  # in data_dir, without another database
 PREFIX = "VRAMLAB_SERVER_"
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -45,7 +46,7 @@ class Settings:
     def url(self) -> str:
         """The database's URL as SQLAlchemy reads it: psycopg 3 for PostgreSQL, a file in data_dir without one."""
         if not self.database_url:
-            return f"sqlite:///{self.data_dir / 'collection.sqlite'}"
+            return f"sqlite:///{self.data_dir / SQLITE_FILE}"
         scheme, _, rest = self.database_url.partition("://")
         return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else self.database_url
 

@@ -37,7 +37,7 @@ KINDS = (
                      "95 % from six pairs on, the band is eager against itself, the line at 1 is eager with memory enough; the ratio axis "
                      "is logarithmic, so that equal factors look equal. Crosses are budgets that a method could not keep, a wide line what "
                      "it cannot reach, the hatched region what no schedule reaches. The thin dashed line is what no schedule of the whole "
-                     "batch is below, *simulated*; the distance to it is what a better method could gain at most. Simulated times are "
+                     "batch is below, simulated; the distance to it is what a better method could gain at most. Simulated times are "
                      "multiples of eager's simulated step, by the library's convolution algorithms and the whole batch at once."),
     Kind(id="time", title="What the time of a step is spent on", make=time_figures,
          how_to_read="Hollow parts are simulated and sum to the simulated step; the filled mark is the measured step. Planning happens "

@@ -46,8 +46,14 @@ def _panel(run: Run, looks: Looks, name: str, records: Sequence[RunRecord]) -> P
 def _rate_in_words(record: RunRecord) -> str:
     """`0.92 GB, 11.2 GB/s, 87 % hidden`."""
     moved, copying = record.predicted["moved_bytes"], record.predicted.get("copy_seconds")
-    told = f"{moved / GB:.3g} GB"
+    told = _in_decimal_units(moved)
     if not copying:
         return f"{told}, time on the link not recorded"
     hidden = max(0.0, 1 - (record.predicted.get("stall_seconds") or 0.0) / copying)
-    return f"{told}, {moved / copying / GB:.3g} GB/s, {100 * hidden:.0f} % hidden"
+    return f"{told}, {_in_decimal_units(moved / copying)}/s, {100 * hidden:.0f} % hidden"
+
+
+def _in_decimal_units(amount: float) -> str:
+    """`0.92 GB`, as links are rated; the next smaller unit where that would be less than 0.1."""
+    unit, size = next(((unit, size) for unit, size in (("GB", GB), ("MB", 10**6), ("kB", 10**3)) if amount >= size / 10), ("B", 1))
+    return f"{amount / size:.3g} {unit}"

@@ -97,7 +97,7 @@ def _login(request: Request, form: Mapping[str, str]) -> Response:
         caller = authenticate(session, form.get("token", "").strip())
     if caller is None:
         failures.take(address)
-        return render(request, "login.html.j2", status=403, refused="There is no such token, or it holds no more.",
+        return render(request, "login.html.j2", status=403, refused="There is no such token, or it has expired or been revoked.",
                       headers={"Cache-Control": "no-store"})
     response = _see(request, "/competitions")
     set_cookie(request, response, SESSION_COOKIE, make_session(secret_of(request), caller.token), SESSION_SECONDS)
@@ -248,6 +248,8 @@ def read_rules(form: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]
         faults["name"] = "has lower-case letters, digits and - only, at most 64, and is not 'new'"
     if contests.is_target(texts["device"]):
         faults["device"] = contests.NO_DEVICE
+    if not contests.is_budget(texts["budget"]):
+        faults["budget"] = contests.NO_BUDGET
     if texts["metric"] not in words.METRICS:
         faults["metric"] = f"is one of {', '.join(words.METRICS)}"
     rules: dict[str, Any] = {**texts, "batch_size": None, "seeds": []}
