@@ -107,3 +107,10 @@ def test_train_dqn_tells_what_is_wrong_in_one_line(words, said, tmp_path, capsys
     assert main(found) == 2
     told = capsys.readouterr().err
     assert said in told and "Traceback" not in told and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_behind_stdout_is_told_in_a_line():
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "vramlab", "list", "devices"]
+        ended = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (3, "No space left on device\n")

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -465,13 +466,24 @@ def test_taking_over_ends_what_the_dead_owner_left_running(tmp_path):
             process.wait()
 
 
+def test_a_write_that_the_system_refuses_names_its_file_and_leaves_nothing(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError) as refused:
+            write_atomically(tmp_path / "report.html", "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "report.html")) and not list(tmp_path.iterdir())
+
+
 # ------------------------------------------------------------------------------------------------ runs by name
 
 
 def test_runs_are_found_by_folder_name_start_of_id_and_workflow(lab):
     lab.run("[eager]")
     run = lab.only_run()
-    for text in (str(run.folder), run.name, run.folder.name, run.folder.name[:4], "small"):
+    for text in (str(run.folder), run.name, run.name[:-4], run.folder.name, run.folder.name[:4], "small"):
         assert resolve_run(text, lab.results).folder == run.folder
     with pytest.raises(WorkflowError, match=r"no run 'smal' in .*; did you mean 'small'\?"):
         resolve_run("smal", lab.results)

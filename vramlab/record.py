@@ -115,7 +115,10 @@ def hash_config(config: Mapping[str, Any]) -> str:
 
 
 def write_atomically(path: Path, body: str | bytes) -> None:
-    """Temporary file in the same folder, fsync, rename. What is written in part does not stay, unless the process is killed."""
+    """Temporary file in the same folder, fsync, rename. What is written in part does not stay, unless the process is killed.
+
+    OSError names `path`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -124,5 +127,8 @@ def write_atomically(path: Path, body: str | bytes) -> None:
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, path)
+    except OSError as error:
+        error.filename = str(path)  # of a full disk it is not told, as only a descriptor was written to
+        raise
     finally:
         part.unlink(missing_ok=True)

@@ -131,11 +131,11 @@ def _why_unreadable(run: RunFolder) -> str:
 
 
 def resolve_run(text: str, results: Path = RESULTS) -> RunFolder:
-    """A run by its folder, `<workflow>/<run>`, a unique start of its id, or a workflow's name (its last run)."""
+    """A run by its folder, `<workflow>/<run>`, a unique start of either, or a workflow's name (its last run)."""
     if (Path(text) / "run.json").is_file():
         return RunFolder(Path(text))
     runs = find_runs(results)
-    hits = [run for run in runs if run.name == text or run.folder.name.startswith(text)]
+    hits = [run for run in runs if (run.name if "/" in text else run.folder.name).startswith(text)]
     if not hits:
         hits = [run for run in runs if run.folder.parent.name == text][-1:]
     if len(hits) == 1:

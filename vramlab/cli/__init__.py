@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Sequence
@@ -32,9 +33,9 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:  # a folder that cannot be written, a full disk
-        if error.filename is None:
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        return _complain(f"{error.filename}: {error.strerror}", 3)
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror), 3)
     return 0
 
 
