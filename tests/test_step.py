@@ -34,10 +34,11 @@ from tests.pairs import (
 from tests.steps import Net, training_steps
 from vramlab import execute
 from vramlab.collection import Library, find_collections
-from vramlab.errors import CaptureError, PlanInfeasible, Unsupported, WorkflowError, WrongResult
+from vramlab.errors import CaptureError, Disturbed, PlanInfeasible, Unsupported, WorkflowError, WrongResult
 from vramlab.algorithms import named_variants
 from vramlab.meter import AllocatorMeter, measure_step_peak, storage_bytes
 from vramlab.record import Truth
+from vramlab.schedule import Recompute
 from vramlab.tape import Role
 
 LIBRARY = Library(find_collections())
@@ -211,6 +212,63 @@ def test_two_threads_wait_for_each_other():
         for call in [pool.submit(step, *batch) for _ in range(40)]:
             call.result()
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), in_a_row, strict=True))
+
+
+class Dropped(nn.Module):
+    """Its loss is linear in its only weight, so that the gradient is loss / weight as long as both passes drop the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        for _ in range(4):
+            y = nn.functional.dropout(y, 0.1, self.training)
+        return y
+
+
+def dropping(x: torch.Tensor) -> tuple[Dropped, vramlab.step.TrainStep]:
+    model = Dropped()
+    step = vramlab.train_step(model, lambda model, x: model(x).sum(), (x,), method="dtr", budget="60%", verify=False)
+    assert any(isinstance(i, Recompute) and step.tape.ops[i.op].is_random for i in step.schedule.instructions)
+    return model, step
+
+
+def test_two_steps_in_two_threads_drop_the_same_in_both_passes():
+    """The generator is the whole process's: a step that recomputes a dropout has it for itself."""
+    x = torch.rand(1000, 20)
+    steps = [dropping(x) for _ in range(2)]
+
+    def worst(model: Dropped, step: vramlab.step.TrainStep) -> float:
+        found = 0.0
+        for _ in range(40):
+            model.weight.grad = None
+            loss = float(step(x))
+            found = max(found, abs(1.5 * float(model.weight.grad) - loss) / loss)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        assert max(pool.map(lambda pair: worst(*pair), steps)) < 1e-4
+
+
+@pytest.mark.parametrize("when", ["keep", "back"])
+def test_a_thread_that_draws_while_a_step_runs_is_told(monkeypatch, when):
+    """At the first run of a dropout, or at its second: its numbers would be others, and the gradient wrong without a word."""
+    x = torch.rand(100, 20)
+    _, step = dropping(x)
+    step(x)
+    untouched = getattr(execute._Generators, when)
+
+    def disturbed(self, op: int) -> None:
+        untouched(self, op)
+        torch.rand(3)  # another thread's
+
+    monkeypatch.setattr(execute._Generators, when, disturbed)
+    with pytest.raises(Disturbed, match="another thread drew"):
+        step(x)
+    monkeypatch.undo()
+    step(x)
 
 
 def test_only_some_gradients_are_there_when_the_step_begins():

@@ -78,6 +78,10 @@ class WrongResult(VramlabError):
         return (type(self), (self.differing,))
 
 
+class Disturbed(VramlabError):
+    """Another thread drew from the generator that a step's random ops draw from, so that what was recomputed is not what ran first."""
+
+
 class Unsupported(VramlabError):
     """A method's `needs` are not met by this tape, or a method does not exist on this device."""
 

@@ -16,7 +16,7 @@ import torch
 from vramlab.algorithms import by_algorithm, has_algorithms
 from vramlab.capture import Captured, input_name
 from vramlab.check import CheckedSchedule
-from vramlab.errors import CaptureError, Unsupported
+from vramlab.errors import CaptureError, Disturbed, Unsupported
 from vramlab.link import Link, make_link
 from vramlab.ops import callable_of, decode_arg, dtype_name, dtype_of, inplace_twin, resolve
 from vramlab.schedule import Compute, Free, FreeHost, Offload, Prefetch, Recompute, Wait
@@ -170,6 +170,8 @@ class _Writer:
     def finish(self) -> Callable:
         named = ", ".join(f"{name!r}: {self.use(t)}" for name, t in self.executor.binding.gradients.items())
         loss = self.use(self.tape.loss)
+        if any(self.tape.ops[op].is_random for op in self.recomputed):
+            self.line("rng.check()")
         source = "\n".join(["def step(state, clock):", *self.lines, f"    return {loss}, {{{named}}}"])
         exec(compile(source, f"<schedule {self.executor.checked.schedule.digest[:12]}>", "exec"), self.names)
         return self.names["step"]
@@ -236,8 +238,10 @@ class _Writer:
             self.run_in_place(op, instruction)
         else:
             self.call(op, again, instruction.variant)
+        if keeps_rng and not again:
+            self.line(f"rng.drawn({op.id})")
         if again and op.is_random:
-            self.line("rng.forth()")
+            self.line(f"rng.forth({op.id})")
 
     def call(self, op: Op, again: bool, variant: str | None) -> None:
         arguments = self.arguments(op, throwaway=again and op.throwaway_state)
@@ -486,7 +490,11 @@ def _storage_copier(tape: Tape, tensor: int) -> Callable[[torch.Tensor], torch.T
 
 
 class _Generators:
-    """State of the generators before the first run of a random op; given back for a recompute."""
+    """State of the generators before the first run of a random op; given back for a recompute.
+
+    They are the process's: where another thread draws between, the op draws other numbers the second time, which would be a wrong gradient
+    that nothing shows. So both runs have to leave the generator of the device in one state.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._all = [torch.default_generator]
@@ -494,6 +502,8 @@ class _Generators:
             torch.cuda.init()
             self._all.append(torch.cuda.default_generators[device.index or 0])
         self._kept: dict[int, list[np.ndarray]] = {}
+        self._after: dict[int, torch.Generator] = {}
+        self._runs: list[tuple[torch.Generator, torch.Generator]] = []
         self._now: list[np.ndarray] = []
 
     def _read(self) -> list[np.ndarray]:
@@ -510,8 +520,20 @@ class _Generators:
         self._now = self._read()
         self._write(self._kept[op])
 
-    def forth(self) -> None:
+    def drawn(self, op: int) -> None:
+        self._after[op] = self._all[-1].clone_state()  # outside torch's allocator, too: an op's outputs may fill the budget
+
+    def forth(self, op: int) -> None:
+        self._runs.append((self._after[op], self._all[-1].clone_state()))
         self._write(self._now)
+
+    def check(self) -> None:
+        """Once all has run, when there is room for a state. Disturbed where two runs of an op left the generator in two states."""
+        runs, self._runs = self._runs, []
+        if not all(torch.equal(first.get_state(), again.get_state()) for first, again in runs):
+            raise Disturbed("another thread drew random numbers from PyTorch's default generator while this step ran, so that what it "
+                            "recomputed is not what it computed: do not use its gradients, and begin again from saved state. Let other "
+                            "threads draw from a torch.Generator of their own")
 
 
 class _Verifier:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ from vramlab.validity import Stale, Validity
 from vramlab.yaml_nodes import near
 
 KEPT_PLANS = 16
+# Of each device: a call swaps the model's state and puts the device's generator back, which is the whole process's. Others wait for it.
+_one_at_a_time: defaultdict[torch.device, RLock] = defaultdict(RLock)
 _logger = logging.getLogger("vramlab")  # says what takes long; silent until a program turns it on
 
 
@@ -78,6 +80,9 @@ def train_step(
     is planned, whatever `verify` is: any other loss, and a batch that has no first dimension to be cut along, is Unsupported. So is, at
     each call, a batch whose mask or `ignore_index` leaves the passes uneven shares. Eager is then eager over the same micro-batches; beside
     it the distance to eager over the whole batch is taken, where that fits.
+
+    Steps on one device wait for each other, whatever thread calls them. A thread that draws random numbers from PyTorch's default generator
+    while a step recomputes a dropout makes that call raise Disturbed; its gradients and buffers are then of no use.
 
     Raises CaptureError, PlanInfeasible, Unsupported, WorkflowError (unknown method or option) and ValueError (a budget that is none).
     """
@@ -123,13 +128,13 @@ class TrainStep:
         self._profile = measure_profile(self._device)
         self._validity = Validity(model, loss_fn, self._device)
         self._plans: OrderedDict[tuple, _Planned] = OrderedDict()
-        self._last = self._find(*tree_flatten(example))
-        self._one_at_a_time = Lock()  # a call swaps the model's state and the generator's: a second thread waits for it
+        with _one_at_a_time[self._device]:
+            self._last = self._find(*tree_flatten(example))
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Forward and backward: adds into `.grad`, updates buffers, advances the generator; returns the detached loss."""
         inputs, structure = tree_flatten(batch)
-        with self._one_at_a_time:
+        with _one_at_a_time[self._device]:
             planned = self._last = self._find(inputs, structure)
             refuse_uneven(planned.divisors, inputs, planned.sizes)
             if planned.truth is Truth.NOT_RUN and not planned.truth_reason:
@@ -182,7 +187,10 @@ class TrainStep:
 
     def measure(self, *batch: Any) -> Trace:
         """Run one step with a clock at every instruction, then put gradients, state and generators back (from copies on the host)."""
-        inputs, structure = tree_flatten(batch)
+        with _one_at_a_time[self._device]:
+            return self._measured(*tree_flatten(batch))
+
+    def _measured(self, inputs: list[Any], structure: TreeSpec) -> Trace:
         planned = self._find(inputs, structure)
         captured = planned.plan.captured
         written = state_of(captured, self._model, inputs, written_only=True)
