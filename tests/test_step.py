@@ -826,6 +826,15 @@ def test_a_budget_of_digits_alone_is_asked_for_its_unit():
         vramlab.train_step(conv_net(), cross_entropy, images(), budget="60")
 
 
+@pytest.mark.parametrize("budget, said", [
+    ("abc", "'abc' is no size; .*, a share of eager's peak such as '60%', or 'auto'"), ("-5%", "'-5%' is no size"),
+    ("0%", "no share of eager's peak"), (0, "must be above zero")])
+def test_a_budget_that_is_none_is_refused_before_anything_is_captured(monkeypatch, budget, said):
+    monkeypatch.setattr("vramlab.step.capture_with_costs", lambda *_, **__: pytest.fail("the step was captured"))
+    with pytest.raises(ValueError, match=said):
+        vramlab.train_step(conv_net(), cross_entropy, images(), budget=budget)
+
+
 def test_the_optimizers_state_counts():
     def peak(make_optimizer):
         step = step_of(conv_net, cross_entropy, images(), method="replay", budget=None, make_optimizer=make_optimizer)

@@ -27,7 +27,7 @@ from vramlab.family import tapes_by_size
 from vramlab.micro_batches import changes_semantics
 from vramlab.micro_loss import divisors_of_passes, refuse_beyond_rounding, refuse_uneven
 from vramlab.micro_step import eager_over_micro_batches, refuse_batch, samples
-from vramlab.planner import UNLIMITED, SubBatchPlanner, needs_of, passes_of
+from vramlab.planner import UNLIMITED, SubBatchPlanner, needs_of, parse_bytes, parse_percent, passes_of
 from vramlab.prepare import Plan, capture_with_costs, plan, resolve_budget, simulated_eager_peak
 from vramlab.prepared import prepare_tape
 from vramlab.record import Truth
@@ -379,6 +379,11 @@ def _check_arguments(method: Any, optimizer: Any, device: Any, budget: Any) -> N
     if isinstance(budget, str) and budget.strip().isdigit():
         number = budget.strip()
         raise ValueError(f"budget {budget!r} has no unit; write '{number}%', '{number}MiB' or the number {number} for bytes")
+    if budget not in (None, "auto") and parse_percent(budget) is None:  # told now, not once the step has been captured and measured
+        try:
+            parse_bytes(budget)
+        except ValueError as error:
+            raise ValueError(f"{error}, a share of eager's peak such as '60%', or 'auto'") from error
     if device is None:
         return
     try:
