@@ -2,10 +2,11 @@
 
     python benchmarks/against_optimal.py [--limit-seconds 40] [--plan-seconds 3] [--steps "chain of 4" ...]
 
-Made steps (chains, residual blocks, a small U-Net; 8 to 40 ops, each op on its own) and real ones that `optimal` first cuts into few
-groups, at budgets between the least peak and eager's, with a link on which a feature map takes half of, twice and eight times as long as a
-forward convolution (made steps), or that of a stated device. Neither gets convolution algorithms, as `optimal` has none. A row counts where
-`optimal` has a proof within its time. Its class is one recompute an op (or group) and one round trip a storage, so hybrid may be faster.
+Steps that tests/exhaustive.py draws (5 to 8 ops), made ones (chains, residual blocks, a small U-Net; 8 to 40 ops, each op on its own) and
+real ones that `optimal` first cuts into few groups, at budgets between the least peak and eager's. The link takes 1 or 2 seconds a byte
+(drawn steps), half of, twice and eight times as long for a feature map as a forward convolution (made), or is that of a stated device.
+Neither gets convolution algorithms, as `optimal` has none. A row counts where `optimal` has a proof within its time. Its class is one
+recompute an op (or group) and one round trip a storage, so hybrid may be faster.
 Rows are kept in benchmarks/evidence/against_optimal.json; one that was made by the same code of hybrid is not made again.
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 from common import ROOT, keep, kept
@@ -23,6 +25,7 @@ from common import ROOT, keep, kept
 sys.path[:0] = [str(ROOT / "tests")]
 
 from contract import DEVICE  # noqa: E402
+from exhaustive import random_step  # noqa: E402
 from hybrid import code_of, tape_of  # noqa: E402
 from tapes import MAP, StepBuilder, chain  # noqa: E402
 
@@ -68,6 +71,7 @@ def hourglass(depth: int) -> Tape:
 MADE = {**{f"chain of {n}": lambda n=n: chain(n) for n in (2, 4, 6, 8, 10)},
         **{f"residual, {n} blocks": lambda n=n: residual(n) for n in (1, 2, 3)},
         **{f"U-Net of depth {n}": lambda n=n: hourglass(n) for n in (1, 2, 3)}}
+DRAWN = {f"drawn, {ops} ops, seed {seed}": (ops, seed) for ops in (5, 6, 7, 8) for seed in range(8)}
 
 
 def questions(steps: list[str]) -> Iterator[tuple[str, Tape, str, DeviceProfile, int]]:
@@ -76,12 +80,26 @@ def questions(steps: list[str]) -> Iterator[tuple[str, Tape, str, DeviceProfile,
         if name in MADE:
             tape = MADE[name]()
             for seconds in MAP_SECONDS:
-                rate = MAP / seconds
-                yield name, tape, f"{seconds:g} s a map", replace(DEVICE, h2d_bytes_per_second=rate, d2h_bytes_per_second=rate), 64
+                yield name, tape, f"{seconds:g} s a map", linked(MAP / seconds), 64
+        elif name in DRAWN:
+            ops, seed = DRAWN[name]
+            for seconds in (1, 2):
+                yield name, random_step(Random(seed), ops), f"{seconds} s a byte", linked(1 / seconds), 64
         else:
             for profile in ("v100-32gb", "h200"):
                 device = load_profile(profile)
                 yield name, roofline_costs(tape_of(name), device), profile, device, REAL[name]
+
+
+def linked(bytes_per_second: float) -> DeviceProfile:
+    return replace(DEVICE, h2d_bytes_per_second=bytes_per_second, d2h_bytes_per_second=bytes_per_second)
+
+
+def shares_of(tape: Tape) -> list[float]:
+    """Those at which the budget binds, each budget once."""
+    low, high = least_peak_bytes(tape), check_schedule(tape, replay_schedule(tape)).peak_bytes
+    found = {int(low + share * (high - low)): share for share in reversed(SHARES)}
+    return sorted(found[nbytes] for nbytes in found if nbytes < high)
 
 
 def row_of(library: Library, tape: Tape, device: DeviceProfile, groups: int, share: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -106,12 +124,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--limit-seconds", type=float, default=40.0, help="for each of the two programs that `optimal` solves")
     parser.add_argument("--plan-seconds", type=float, default=3.0)
-    parser.add_argument("--steps", nargs="+", default=[*MADE, *REAL], choices=[*MADE, *REAL])
+    parser.add_argument("--steps", nargs="+", default=[*DRAWN, *MADE, *REAL], choices=[*DRAWN, *MADE, *REAL])
     options = parser.parse_args()
     library, rows = Library([ROOT]), kept("against_optimal")
     code = code_of(library, library.method("hybrid"))
     for name, tape, link, device, groups in questions(options.steps):
-        for share in SHARES:
+        for share in shares_of(tape):
             asked = {"step": name, "link": link, "share": share, "code": code, "plan_seconds": options.plan_seconds}
             if any(asked.items() <= row.items() for row in rows):
                 continue
