@@ -173,7 +173,7 @@ def _time_bound(group: Sequence[RunRecord]) -> list[Mark]:
     for r in group:
         bound, eager = (r.predicted.get(key) for key in ("least_step_seconds", "eager_step_seconds"))
         if r.budget_bytes and r.eager_peak_bytes and bound and eager:
-            x = _percent_of_eager(r, r.budget_bytes)
+            x = round(_percent_of_eager(r, r.budget_bytes), 2)  # one budget, though its bytes were rounded
             least[x] = min(bound / eager, least.get(x, math.inf))
     return [Mark(method=BOUND, x=x, y=least[x], is_simulated=True) for x in sorted(least)]
 
