@@ -186,7 +186,7 @@ def advise(
         "--device", metavar="sim:NAME", help="Without it sim:v100-32gb is assumed, and said.", show_default=False)] = None,
     budget: Annotated[str | None, typer.Option("--budget", metavar="24GiB|60%", help="All of the device's memory without it.")] = None,
     methods: Annotated[str | None, typer.Option("--methods", metavar="M[,M]", help="Ask these alone.")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="The most that one method may take.")] = 120.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="The most that one method may take.")] = 240.0,
     collection: Collections = None,
     as_json: AsJson = False,
 ) -> None:
