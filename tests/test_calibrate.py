@@ -10,6 +10,7 @@ import torch
 from shelves import small_workflow, write_method, write_model, write_workflow
 
 from vramlab import rates
+from vramlab.calibration import measure_profile
 from vramlab.cli import main
 from vramlab.collection import Library
 from vramlab.device import load_profile
@@ -61,6 +62,15 @@ def test_a_cpus_rates_and_what_it_has_not():
     assert sum("convolution" in r["what"] for r in found["rates"]) == 5 and sum("matrix" in r["what"] for r in found["rates"]) == 3
     assert set(found["missing"]) == {"link", "copy latency", "pinned allocation"}
     assert json.loads(json.dumps(found)) == found
+
+
+def test_a_machine_that_is_measured_in_the_middle_of_a_program_leaves_its_random_numbers(tmp_path):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    measure_profile("cpu", cache_dir=tmp_path)
+    assert torch.equal(torch.get_rng_state(), before) and list(tmp_path.iterdir())
+    matrix_flops_per_second(2, 3, 5, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.gpu

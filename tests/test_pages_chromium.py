@@ -243,7 +243,8 @@ def test_what_an_organiser_writes_runs_nowhere_either(chromium, tmp_path, hostil
             submit(page, "form.entry")
             kept = page.run("['title', 'model', 'description'].map(name => document.getElementById('field-' + name).value)")
             assert kept == [text] * 3
-            write(page, name=f"hostile-{name}")
+            assert "budget" in page.run("document.body.textContent") and page.run("location.pathname") == "/competitions"
+            write(page, name=f"hostile-{name}", budget=RULES["budget"])  # which has to be one that a result can have
             submit(page, "form.entry")
             assert page.run("location.pathname") == f"/competitions/hostile-{name}"
             assert page.run("document.querySelector('h1').textContent") == text and page.run("window.ran === undefined")

@@ -76,18 +76,25 @@ def _link(device: torch.device) -> Iterator[Rate]:
                source="measured: the first one of its size; later ones may come from torch's cache")
 
 
+def _own_generators(device: torch.device):
+    """What is measured in the middle of somebody's program must not move the numbers that it draws."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def matrix_flops_per_second(m: int, n: int, k: int, device: torch.device) -> float:
     """Of an m x k by k x n product."""
-    a, b = torch.rand(m, k, device=device), torch.rand(k, n, device=device)
+    with _own_generators(device):
+        a, b = torch.rand(m, k, device=device), torch.rand(k, n, device=device)
     return 2 * m * n * k / least_seconds(lambda: torch.mm(a, b), device, runs=7)
 
 
 def convolution_flops_per_second(layer: Convolution, device: torch.device) -> float:
     """Of its forward and backward together."""
-    x, weight = torch.rand(layer.x, device=device), torch.rand(layer.weight, device=device)
     half = layer.weight[2] // 2
     geometry = ([layer.stride] * 2, [half, half], [1, 1], False, [0, 0], layer.groups)
-    grad = torch.rand_like(torch.ops.aten.convolution.default(x, weight, None, *geometry))
+    with _own_generators(device):
+        x, weight = torch.rand(layer.x, device=device), torch.rand(layer.weight, device=device)
+        grad = torch.rand_like(torch.ops.aten.convolution.default(x, weight, None, *geometry))
 
     def run() -> None:
         torch.ops.aten.convolution.default(x, weight, None, *geometry)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from vramlab import __version__
 from vramlab.collection import Library, Method, UnknownName, built_in_collection
+from vramlab.counted import count_of
 from vramlab.crowd.layout import LIMITS
 from vramlab.crowd.rules.asking import Examination
 from vramlab.crowd.rules.schedules import Planned, planned
@@ -106,7 +107,7 @@ def _of_schedule(found: Planned, schedule: Schedule) -> Answer:
         return Answer(True)
     pairs = list(zip(schedule.instructions, claimed.instructions))
     first = next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), len(pairs))
-    counts = f"{len(schedule.instructions):,} instructions, not {len(claimed.instructions):,}"
+    counts = f"{count_of(len(schedule.instructions), 'instruction')}, not {len(claimed.instructions):,}"
     return Answer(False, f"its method plans another one: {counts}, and the first that differs is number {first}")
 
 
