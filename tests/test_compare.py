@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hand_made import ENVIRONMENT, MIB, make_record, measured_step, simulated_step, write_run
+from hand_made import ENVIRONMENT, MIB, make_config, make_record, measured_step, simulated_step, write_run
 
 from vramlab.cli import main
 from vramlab.record import Outcome, Truth
@@ -113,7 +113,59 @@ def test_eager_against_itself_is_no_figure_of_a_run(held):
     assert set(figures(found)) == {"outcome", "truth", "peak bytes"} and not found.has_regressed
 
 
-def test_runs_without_a_cell_in_common_are_refused(tmp_path, capsys):
+def test_runs_without_a_cell_in_common_are_refused_with_what_they_ask_differently(tmp_path, capsys):
     a = write_run(tmp_path / "w" / "aa", [measured_step("delta", 600, budget="60%")])
     b = write_run(tmp_path / "w" / "bb", [measured_step("checkpoint", 660)])
-    assert main(["compare", "run", str(a), str(b)]) == 2 and "there is nothing to compare" in capsys.readouterr().err
+    assert main(["compare", "run", str(a), str(b)]) == 2
+    said = capsys.readouterr().err
+    assert "there is nothing to compare. " in said
+    assert "they differ in budget (60% in w/aa, \u2013 in w/bb), method (delta in w/aa, checkpoint in w/bb); cells" in said
+    assert "options" not in said, "they follow from the method"
+    assert "cells are compared when all that they ask is the same" in said and "again with" not in said
+
+
+def seeded(seed, *methods, **training):
+    """Measured steps of these methods from one seed."""
+    return [measured_step(method, 600, config={"training": make_config()["training"] | {"seed": seed} | training}) for method in methods]
+
+
+def test_two_seeds_are_told_with_the_override_that_makes_them_comparable(tmp_path, capsys):
+    a = write_run(tmp_path / "w" / "aa", seeded(0, "delta", "eager"))
+    b = write_run(tmp_path / "w" / "bb", seeded(1, "delta", "dtr"))
+    assert main(["compare", "run", str(a), str(b)]) == 2
+    said = capsys.readouterr().err
+    assert "they differ in training.seed (0 in w/aa, 1 in w/bb); for one that does, run the" in said
+    assert said.endswith("the workflow of w/bb again with training.seed=0\n")
+    assert "method" not in said, "delta is in both: no seed but this one keeps it apart"
+    c = write_run(tmp_path / "w" / "cc", seeded(0, "delta", "dtr"))  # what the override gives
+    assert main(["compare", "run", str(a), str(c)]) == 0
+
+
+def test_a_run_without_records_is_told_so(tmp_path, capsys):
+    a = write_run(tmp_path / "w" / "aa", [])
+    b = write_run(tmp_path / "w" / "bb", seeded(0, "delta"))
+    assert main(["compare", "run", str(a), str(b)]) == 2 and "w/aa has no record yet" in capsys.readouterr().err
+
+
+def test_an_override_names_the_keys_of_a_workflow_file(tmp_path, capsys):
+    a = write_run(tmp_path / "w" / "aa",
+                  [measured_step("delta", 600, budget=b, config={"batch_size": n}) for b in ("60%", "40%") for n in (8, 4)])
+    options = {"model_options": {"image_size": 32, "classes": 1000}, "batch_size": 16}
+    b = write_run(tmp_path / "w" / "bb", [measured_step("delta", 600, budget="50%", config=options)])
+    assert main(["compare", "run", str(a), str(b)]) == 2
+    assert "again with 'batch_sizes=[8,4]' 'budgets=[60%,40%]' model.image_size=64\n" in capsys.readouterr().err
+
+
+def test_cells_that_no_key_alone_keeps_apart_are_told_by_all_that_differ(held):
+    one = [*seeded(0, "delta"), *seeded(1, "dtr")]
+    other = [*seeded(1, "delta"), *seeded(0, "dtr"), *seeded(0, "eager")]
+    assert [(q.key, q.first, q.second) for q in held(one, other).asked] == [("method", ("delta", "dtr"), ("delta", "dtr", "eager"))]
+
+
+def test_of_cells_without_a_partner_the_command_says_what_they_ask(tmp_path, capsys):
+    a = write_run(tmp_path / "w" / "aa", [*seeded(0, "eager"), *seeded(0, "delta", lr=0.5)])
+    b = write_run(tmp_path / "w" / "bb", [*seeded(0, "eager"), *seeded(0, "delta")])
+    assert main(["compare", "run", str(a), str(b)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["asked", "differently", "A", "B"] in lines and ["training.lr", "0.5", "0.01"] in lines
+    assert main(["compare", "run", str(a), str(a)]) == 0 and "asked differently" not in capsys.readouterr().out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +14,17 @@ from vramlab.cli.words import print_json, table
 from vramlab.collection import Library, find_collections
 from vramlab.counted import count_of
 from vramlab.errors import WorkflowError
-from vramlab.report.words import DASH, bytes_in_words
-from vramlab.run_folder import resolve_run
+from vramlab.report.words import DASH, bytes_in_words, join_words
+from vramlab.run_folder import RunFolder, resolve_run
 from vramlab.workflow import name_of
+from vramlab.yaml_nodes import one_of
 
 if TYPE_CHECKING:
     from vramlab.report.compare import Comparison, Difference, Pair
 
+# How a workflow file writes what a cell's config has: keys with a list of values, and mappings.
+_LISTS = {"batch_size": "batch_sizes", "budget": "budgets", "target": "targets", "devices": "devices"}
+_MAPPINGS = {"training": "training.", "model_options": "model.", "search": "search."}
 
 def compare_two(first: str, second: str, threshold: float, results: Path, *, as_json: bool) -> int:
     """Print what differs between two runs; exit code 1 when the second has regressed."""
@@ -29,13 +35,41 @@ def compare_two(first: str, second: str, threshold: float, results: Path, *, as_
         print(f"note: A and B are the same run, {runs[0].name}", file=sys.stderr)
     found = compare(*runs, threshold=threshold)
     if not found.pairs:
-        raise WorkflowError(f"no cell has a record in both {first} and {second}: there is nothing to compare")
+        raise WorkflowError(f"no cell has a record in both {first} and {second}: there is nothing to compare. {_why_apart(found, runs)}")
     if as_json:
         print_json(asdict(found) | {"has_regressed": found.has_regressed, "runs": [str(run.folder) for run in runs]})
     else:
         print("\n".join([table(("", "run", "started"), [(name, run.folder, run.plan["started"]) for name, run in zip("AB", runs)]), "",
                          *_compared(found, threshold)]))
     return 1 if found.has_regressed else 0
+
+
+def _why_apart(found: Comparison, runs: Sequence[RunFolder]) -> str:
+    """What two runs without a cell in common ask differently, and how to have one that asks the same."""
+    empty = [run.name for run, configs in zip(runs, (found.only_first, found.only_second)) if not configs]
+    if empty:
+        return f"{join_words(empty)} {'has' if len(empty) == 1 else 'have'} no record yet"
+    names = [run.name for run in runs]
+    told = [f"{q.key} ({_values(q.first)} in {names[0]}, {_values(q.second)} in {names[1]})" for q in found.asked]
+    overrides = [_override(q.key, q.first) for q in found.asked]
+    way = f"for one that does, run the workflow of {names[1]} again with {' '.join(overrides)}" if all(overrides) else (
+        "cells are compared when all that they ask is the same, whatever the machine and the code")
+    return f"Their cells do not ask the same: they differ in {one_of(told)}; {way}"
+
+
+def _override(key: str, values: Sequence[Any]) -> str:
+    """The override that gives a workflow these values of a cell's key; empty where there is none such."""
+    above, _, below = key.rpartition(".")
+    if key in _LISTS and None not in values:
+        return shlex.quote(f"{_LISTS[key]}=[{','.join(map(str, values))}]")
+    if len(values) != 1 or values[0] is None or above not in _MAPPINGS:
+        return ""
+    value = values[0] if isinstance(values[0], str) else json.dumps(values[0])
+    return shlex.quote(f"{_MAPPINGS[above]}{below}={value}")
+
+
+def _values(values: Sequence[Any]) -> str:
+    return one_of(DASH if value is None else str(value) for value in values) or DASH
 
 
 def _compared(found: Comparison, threshold: float) -> Iterator[str]:
@@ -47,6 +81,8 @@ def _compared(found: Comparison, threshold: float) -> Iterator[str]:
     for run, configs in (("A", found.only_first), ("B", found.only_second)):
         for config in configs:
             yield f"only in {run}: {name_of(config)}"
+    if found.asked:
+        yield "\n" + table(("asked differently", "A", "B"), [(q.key, _values(q.first), _values(q.second)) for q in found.asked])
     worse = sum(len(pair.regressions) for pair in found.pairs)
     told = f"{count_of(worse, 'figure')} worse in B by more than {100 * threshold:g} %, beyond the noise"
     yield f"\n{count_of(len(found.pairs), 'cell')} compared; {told}"

@@ -7,7 +7,7 @@ noise, so every difference of theirs is one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from vramlab.run_folder import RunFolder
 
 _NOT_ASKED = ("sources", "measure")  # of a config: how it was measured and with which code, not what was asked
 _ENVIRONMENT = ("cpu", "gpus", "software", "variables", "git")
+_FOLLOWS = {"options": "method", "model_options": "model", "search": "kind", "profile": "target"}  # whose key it is that brings them
 _RANK = {Truth.EXACT: 0, Truth.WITHIN_NOISE: 1, Truth.SEMANTICS_CHANGED: 2, Truth.NOT_RUN: 3, Truth.WRONG: 4}
 
 
@@ -47,10 +48,21 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question:
+    """A key of a workflow's cells that the cells without a partner have other values of, in either run. A key that one run's cells lack has
+    no values there."""
+
+    key: str  # dotted, as in a cell's config: training.seed
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Of two runs."""
 
     settings: tuple[tuple[str, Any, Any], ...]  # (name, first's, second's) of what differs in how they were made
+    asked: tuple[Question, ...]  # why cells have no partner; empty where one run has a partner for all of its own
     pairs: tuple[Pair, ...]
     only_first: tuple[Mapping[str, Any], ...]  # configs of cells that the other run has no record of
     only_second: tuple[Mapping[str, Any], ...]
@@ -64,16 +76,46 @@ class Comparison:
 def compare(first: RunFolder, second: RunFolder, *, threshold: float = 0.05) -> Comparison:
     """The second run against the first. A figure has regressed when it is worse by more than `threshold`, a share, and beyond its noise."""
     one, other = (_by_question(run.records().values()) for run in (first, second))
-    pairs = tuple(_pair(one[key], other[key], threshold) for key in one if key in other)
-    return Comparison(
-        settings=tuple(_settings(first, second, [(one[key], other[key]) for key in one if key in other])), pairs=pairs,
-        only_first=tuple(one[key].config for key in one if key not in other),
-        only_second=tuple(other[key].config for key in other if key not in one),
-    )
+    shared = [(one[key], other[key]) for key in one if key in other]
+    only_first = tuple(one[key].config for key in one if key not in other)
+    only_second = tuple(other[key].config for key in other if key not in one)
+    return Comparison(settings=tuple(_settings(first, second, shared)), asked=_asked(only_first, only_second),
+                      pairs=tuple(_pair(*records, threshold) for records in shared), only_first=only_first, only_second=only_second)
 
 
 def _by_question(records: Iterable[RunRecord]) -> dict[str, RunRecord]:
     return {json.dumps({k: v for k, v in r.config.items() if k not in _NOT_ASKED}, sort_keys=True): r for r in records}
+
+
+# --- what they asked ------------------------------------------------------------------------------------------------------
+def _asked(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> tuple[Question, ...]:
+    """Keys that no cell of one shares a value of with any of the other, each of which alone keeps them apart; where there is none, all keys
+    whose values differ."""
+    if not first or not second:
+        return ()
+    one, other = map(_values, (first, second))
+    found = [Question(key=key, first=tuple(a.values()), second=tuple(b.values())) for key in dict.fromkeys([*one, *other])
+             if (a := one.get(key, {})).keys() != (b := other.get(key, {})).keys()]
+    apart = [q for q in found if one.get(q.key, {}).keys().isdisjoint(other.get(q.key, {}))] or found
+    named = {q.key for q in apart}
+    return tuple(q for q in apart if _FOLLOWS.get(q.key.partition(".")[0]) not in named)
+
+
+def _values(configs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """{dotted key: {a value as JSON: the value}}."""
+    found: dict[str, dict[str, Any]] = {}
+    for config in configs:
+        for key, value in _leaves("", {k: v for k, v in config.items() if k not in _NOT_ASKED}):
+            found.setdefault(key, {})[json.dumps(value, sort_keys=True)] = value
+    return found
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(f"{path}.{key}" if path else key, inner)
 
 
 # --- how they were made ---------------------------------------------------------------------------------------------------
