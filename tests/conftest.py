@@ -61,7 +61,7 @@ def _reasons(config: pytest.Config) -> dict[str, object]:
             "latex": lambda: "" if shutil.which("pdflatex") else "there is no pdflatex on PATH", "postgres": _why_no_postgres}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of the Chromium to use, for tests marked `chromium`."""
     path = find_chromium()

@@ -6,7 +6,7 @@ from typing import Any, Mapping
 
 from vramlab.record import RunRecord
 from vramlab.report.tables import IDENTITY, Numbers, Table, Value, add_row, cells_of, word
-from vramlab.report.words import DASH, bytes_in_words
+from vramlab.report.words import DASH, bytes_in_words, is_simulated
 from vramlab.runs import Run
 from vramlab.tape import Role
 
@@ -16,13 +16,13 @@ _LAYERS = 2
 
 def step_peaks_table(run: Run) -> Table:
     """What a step holds at its peak, as the plan has it."""
+    cells = [cell for cell in cells_of(run, "step") if cell.record and (cell.record.predicted.get("at_peak") or {}).get("by_role")]
     columns = ("peak", *_ROLES, "phase", "layers that hold most")
+    metered = ("the meter saw as much",) if any(not is_simulated(cell.record) for cell in cells) else ()  # a run of profiles has no meter
     table = Table("peaks", "What is live at the peak of a step",
-                  (("", IDENTITY), ("simulated", columns), ("measured", ("the meter saw as much",)), ("", ("evidence",))),
-                  is_detail=True)
-    for cell in cells_of(run, "step"):
-        if cell.record and (cell.record.predicted.get("at_peak") or {}).get("by_role"):
-            add_row(table, cell, len(columns) + 1, lambda record: _step(table, record))
+                  (("", IDENTITY), ("simulated", columns), ("measured", metered), ("", ("evidence",))), is_detail=True)
+    for cell in cells:
+        add_row(table, cell, len(columns) + len(metered), lambda record: _step(table, record)[:len(columns) + len(metered)])
     return table
 
 
