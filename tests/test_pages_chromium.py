@@ -114,6 +114,15 @@ def test_pages_fit_their_window_and_are_readable(chromium, tmp_path, plain, widt
             assert page.run(FAINT) == [], path
 
 
+def test_no_table_is_cut_at_a_common_width_of_a_window(chromium, tmp_path, plain):
+    address, made = plain
+    cut = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).map(e => e.getAttribute('aria-label'))"
+    with browser(chromium, tmp_path / "profile") as page:
+        for path in [*EVERY_PAGE, *(f"/results/{number}" for number in made.results.values()), "/compare?result=1&result=2"]:
+            assert page.open(Address(address + path), width=1440).run(cut) == [], path
+        assert page.open(Address(f"{address}/results"), width=700).run(cut) == ["Results"], "the control: there is no room"
+
+
 # Texts whose contrast with the nearest painted background is below 4.5.
 FAINT = """(() => {
   const channels = text => text.match(/[\\d.]+/g).map(Number);
