@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 
 from collection_by_hand import Made, fill
 from served import serving
+from vramlab.collection import Library, find_collections
 from vramlab.crowd.server.app import create_app
 from vramlab.crowd.server.settings import Settings
 from vramlab.crowd.server.tables import Result
@@ -141,6 +142,22 @@ def test_without_records_results_are_compared_by_what_the_server_keeps(site):
     assert "budget 60% 80%" in found and not any(row.startswith("machine_hash") for row in found)
     said = site.text(f"/compare?result={made['delta']}&result={made['simulated']}")
     assert "They have no figure in common" in said and "v100-32gb" in said
+
+
+def test_a_method_stands_with_what_its_version_is(site):
+    """The version of its card where the source is that of this server's collection, else the start of the source's hash; no bare number."""
+    ours = Library(find_collections()).method("delta")
+    told = {"": "delta \u2013", "0123456789" * 6 + "abcd": "delta source 01234567", ours.sha256: f"delta version {ours.card.version}"}
+    number = site.made.results["delta"]
+    for sha256, expected in told.items():
+        with site.app.state.database.write() as session:
+            kept, session.get(Result, number).method_source_sha256 = session.get(Result, number).method_source_sha256, sha256
+        for path in ("/results", "/competitions/r50-60", "/papers/tang2022delta"):
+            assert expected in " ".join(rows(site.client.get(path).text)), path
+        assert f"Method {expected}" in site.text(f"/results/{number}")
+        assert expected in site.text(f"/compare?result={number}&result={site.made.results['again']}")
+        with site.app.state.database.write() as session:
+            session.get(Result, number).method_source_sha256 = kept
 
 
 def test_a_tombstone_says_why_and_a_flagged_result_that_it_is_unverified(site):

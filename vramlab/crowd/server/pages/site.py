@@ -47,8 +47,9 @@ class Shelves:
         return next((entry for entry in self.papers.values() if any(method in facts.names for facts in entry.methods)), None)
 
     def version_of(self, source_sha256: str) -> str:
-        """`1` where the source is that of this server's collection, else the first digits of its hash."""
-        return self.method_versions.get(source_sha256) or (f"source {source_sha256[:8]}" if source_sha256 else DASH)
+        """`version 1` where the source is that of this server's collection, else `source` and the first digits of its hash."""
+        known = self.method_versions.get(source_sha256)
+        return f"version {known}" if known else f"source {source_sha256[:8]}" if source_sha256 else DASH
 
 
 @lru_cache(maxsize=1)
