@@ -173,6 +173,16 @@ def test_where_eager_fits_a_method_is_the_best_only_when_it_is_faster(capsys):
     assert words.python is None and "budget" not in words.plan + words.run and "'methods=[eager]'" in words.run
 
 
+def test_eager_is_planned_in_no_time():
+    """It plans nothing: what its cell records is how long it takes to write its order down."""
+    answer = Answer(method=EAGER, options={}, fits=True, step_seconds=1.0, overhead=0.0, peak_bytes=900, plan_seconds=0.5)
+    step = {"budget_bytes": 1000, "eager_peak_bytes": 900, "eager_step_seconds": 1.0, "least_step_seconds": None, "least_peak_bytes": 500}
+    advice = Advice(step=step, answers=(answer, replace(answer, method="delta")), skipped={})
+    printed = "\n".join(_lines(advice, Commands("m", 16, DEVICE, None, advice, [], []), ""))
+    ends = {line.split()[0]: line.split()[-1] for line in printed.splitlines() if line.startswith(("eager ", "delta "))}
+    assert ends == {"eager": "\u2013", "delta": "ms"}
+
+
 def test_the_bound_is_below_every_step_that_is_told(own):
     """A method that chooses convolution algorithms has another step than eager, and may be below the bound of eager's."""
     eager = Answer(method=EAGER, options={}, why="does not fit", least_peak_bytes=90)

@@ -99,6 +99,14 @@ def test_time_is_split_into_parts_that_add_up_and_the_measured_step_is_a_filled_
     assert {"compute", "recompute", "delta 50 %"} <= set(drawn.texts)
 
 
+def test_eager_which_plans_nothing_has_no_plan_time(tmp_path):
+    steps = [spent(measured_step(method, 500), 1.0, 0.4, 0.2) for method in ("eager", "delta")]
+    steps = [replace(r, measured={**r.measured, "plan_seconds": 0.036}, provenance={**r.provenance, "ops": 100}) for r in steps]
+    assert sum(text.startswith("planned in") for text in only(figures_of(tmp_path, steps, "time")).texts) == 1
+    (panel,) = figures_of(tmp_path, steps, "planning").panels
+    assert "delta" in panel.svg and "eager" not in panel.svg
+
+
 def test_a_part_looks_alike_in_all_panels(tmp_path):
     stalls = spent(simulated_step("vdnn", 500, budget="50%"), 1.0, 0.0, 0.4)
     recomputes = spent(simulated_step("delta", 500, budget="50%", config={"batch_size": 32}), 1.0, 0.2, 0.4)
@@ -198,7 +206,8 @@ def test_predictions_against_measurements_and_the_unsafe_rate(tmp_path):
     assert sorted((round(x), round(y)) for x, y, _ in drawn.marks()) == [(100, 99), (100, 100), (200, 204), (400, 400)]
     assert found.statement.startswith("Peak, 4 cells: predicted less measured is -1.0 % to +2.0 % of the measured, 0 % in the median; "
                                       "without sign 0.50 % in the median, 2.0 % at the most; 1 of 4 held more than was predicted, "
-                                      "by 1.000 MiB or less (unsafe rate 25 %).")
+                                      "by 1.000 MiB or less (unsafe rate 25 %: the share that would have broken a "
+                                      "budget of just the predicted peak).")
     nothing = figures_of(tmp_path / "simulated", [simulated_step("delta", 500, budget="50%")], "accuracy")
     assert nothing.panels == () and nothing.note.startswith("Nothing to compare")
 

@@ -151,7 +151,7 @@ def _row(answer: Answer) -> list[str]:
     name = f"{answer.method} (another step)" if answer.changes_semantics else answer.method
     above = DASH if answer.above_bound is None else f"{answer.above_bound:+z.1%}"
     return [name, seconds_in_words(answer.step_seconds), f"{answer.overhead:+z.1%}", above, bytes_in_words(answer.peak_bytes),
-            largest_in_words(answer), seconds_in_words(answer.plan_seconds)]
+            largest_in_words(answer), DASH if answer.method == EAGER else seconds_in_words(answer.plan_seconds)]
 
 
 def _notes(advice: Advice, words: Commands) -> Iterator[str]:

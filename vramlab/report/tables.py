@@ -11,8 +11,8 @@ from vramlab.record import Outcome, RunRecord, Truth
 from vramlab.report.figures import peak_of
 from vramlab.report.inversions import inversions
 from vramlab.report.words import (
-    DASH, FEW_PAIRS, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_of_few_pairs, is_simulated,
-    is_simulated_target, seconds_in_words, significant, simulated_ratio,
+    DASH, FEW_PAIRS, budget_in_words, bytes_in_words, counts, interval_in_words, is_distinguishable, is_eager, is_of_few_pairs,
+    is_simulated, is_simulated_target, seconds_in_words, significant, simulated_ratio,
 )
 from vramlab.runs import Cell, Run
 
@@ -248,7 +248,7 @@ def _measured(table: Table, numbers: Numbers, record: RunRecord) -> list[Value]:
 def _ratio(table: Table, numbers: Numbers, ratio: Mapping[str, Any], drift: Mapping[str, Any], record: RunRecord) -> Value:
     """The ratio with its interval, or beside it the words *not distinguishable* when that lies inside the drift, and the interval as its
     tooltip: both would not fit a page. Eager's own is its drift: one step against itself has one interval."""
-    if record.config.get("method") == "eager" and drift:
+    if is_eager(record.config) and drift:
         return _interval(table, numbers, drift, "measured.drift", "measured.step_seconds")
     if is_distinguishable(ratio, drift) is False and counts(record):
         told = interval_in_words(ratio)

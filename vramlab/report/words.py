@@ -88,6 +88,11 @@ def is_simulated_target(config: Mapping[str, Any]) -> bool:
     return str(config.get("target", "")).startswith("sim:")
 
 
+def is_eager(config: Mapping[str, Any]) -> bool:
+    """Whether a cell is plain PyTorch, which plans nothing."""
+    return config.get("method") == "eager"
+
+
 def is_simulated(record: RunRecord) -> bool:
     """Whether a record's numbers come from the simulator alone."""
     return is_simulated_target(record.config)

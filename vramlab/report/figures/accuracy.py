@@ -80,7 +80,8 @@ def _errors_in_words(what: str, pairs: Sequence[tuple[str, float, float]], break
         return f"{told}."
     most = max(measured - predicted for _, measured, predicted in pairs)
     by = f", by {bytes_in_words(most)} or less" if any(low) else ""
-    return f"{told}; {sum(low):,} of {len(low):,} held more than was predicted{by} (unsafe rate {100 * sum(low) / len(low):.0f} %)."
+    unsafe = f"unsafe rate {100 * sum(low) / len(low):.0f} %: the share that would have broken a budget of just the predicted peak"
+    return f"{told}; {sum(low):,} of {len(low):,} held more than was predicted{by} ({unsafe})."
 
 
 def _percent(value: float) -> str:

@@ -9,13 +9,15 @@ from vramlab.report.drawing import panel_axes
 from vramlab.report.figures.groups import sentence
 from vramlab.report.figures.kinds import FigureSet, Looks
 from vramlab.report.figures.marks import Mark, draw_marks, marks_in_words
-from vramlab.report.words import counts
+from vramlab.report.words import counts, is_eager
 from vramlab.runs import Run
 
 
 def planning_figures(run: Run, looks: Looks) -> FigureSet:
-    """Plan time of every step cell over the ops of its tape; measured on the machine that ran the workflow, whatever the target is."""
-    timed = [r for r in run.records if r.kind == "step" and counts(r) and r.measured.get("plan_seconds") is not None]
+    """Plan time of every step cell over the ops of its tape; measured on the machine that ran the workflow, whatever the target is.
+    Eager plans nothing: its time is that of writing its order down."""
+    steps = [r for r in run.records if r.kind == "step" and counts(r) and not is_eager(r.config)]
+    timed = [r for r in steps if r.measured.get("plan_seconds") is not None]
     sized = [r for r in timed if r.provenance.get("ops")]
     note = sentence(["plan time is not drawn where the record does not hold the number of ops" if len(sized) < len(timed) else ""])
     if not sized:

@@ -11,7 +11,7 @@ from vramlab.report.drawing import Panel
 from vramlab.report.figures.bars import MAX_BARS, Stack, stack_panel
 from vramlab.report.figures.groups import cell_in_words, sentence, step_groups, thin, where_in_words
 from vramlab.report.figures.kinds import FigureSet, Looks
-from vramlab.report.words import GIB, MIB, counts, is_simulated_target, join_words, seconds_in_words
+from vramlab.report.words import GIB, MIB, counts, is_eager, is_simulated_target, join_words, seconds_in_words
 from vramlab.runs import Run
 from vramlab.tape import Role
 
@@ -59,7 +59,7 @@ def _time_panel(run: Run, name: str, where: str, records: Sequence[RunRecord]) -
     longest = max(sum(r.predicted[key] for key, _ in TIME_PARTS) for r in records)
     unit, size = ("s", 1.0) if longest >= 1 else ("ms", 1e-3)
     stacks = [Stack(label=cell_in_words(run, r), parts={part: r.predicted[key] / size for key, part in TIME_PARTS},
-                    text=f"planned in {seconds_in_words(r.measured.get('plan_seconds'))}",
+                    text="" if is_eager(r.config) else f"planned in {seconds_in_words(r.measured.get('plan_seconds'))}",
                     measured=_span([s / size for s in r.measured.get("step_seconds") or ()])) for r in records]
     numbers = sorted({len(r.measured.get("step_seconds") or ()) for r in records} - {0})
     title = f"Time of a step by what it is spent on: {where}"
