@@ -210,6 +210,28 @@ def test_serve_without_its_database_or_its_packages_says_what_to_do(tmp_path, ca
     assert capsys.readouterr().err.strip().endswith("a server needs more packages (fastapi): pip install 'vramlab[server]'")
 
 
+@pytest.mark.parametrize("words", [["serve", "--port", "0"], ["server", "account", "create", "ada"], ["server", "account", "list"],
+                                   ["server", "backup", "to.tar"], ["server", "restore", "from.tar"]])
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_data_dir_that_is_a_file_is_told_in_one_sentence(tmp_path, capsys, words, below):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name in ("file", "nowhere"):
+        path = tmp_path / name / below
+        assert main([*words, "--data-dir", str(path)]) == 2
+        assert capsys.readouterr().err == (f"--data-dir {path}: {tmp_path / name} is no folder; a server wants a folder of its own for its "
+                                           "archives, keys and database, and makes one where there is none\n")
+    assert (tmp_path / "file").read_text() == "mine" and not (tmp_path / "gone").exists()
+
+
+def test_a_data_dir_that_is_made_or_linked_is_one(admin, tmp_path):
+    """The control: a folder that is not there yet, deep down, and one behind a link."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "elsewhere")
+    assert admin("server", "account", "create", "ada") == (0, "account ada") and (tmp_path / "elsewhere" / "collection.sqlite").exists()
+    assert main(["server", "account", "create", "ada", "--data-dir", str(tmp_path / "a" / "b")]) == 0
+
+
 @pytest.mark.parametrize(("before", "after"), KINDS[1:3])
 def test_a_backup_of_the_first_schema_is_the_same_server_at_the_newest(place, tmp_path, before, after):
     """Rows of a server that has not been started since columns were added. Only what they hold is empty."""

@@ -70,7 +70,15 @@ def read_settings(environment: Mapping[str, str] = os.environ, **given: Any) -> 
     settings = Settings(**{"data_dir": Path("vramlab-server"), **values})
     if settings.url.partition("://")[0] not in ("sqlite", "postgresql+psycopg"):
         raise WorkflowError("a database is SQLite (no URL at all) or PostgreSQL (postgresql://user:password@host/name)")
+    _refuse_what_is_no_folder(settings.data_dir)
     return settings
+
+
+def _refuse_what_is_no_folder(data_dir: Path) -> None:
+    nearest = next((path for path in (data_dir, *data_dir.parents) if os.path.lexists(path)), None)
+    if nearest is not None and not nearest.is_dir():
+        raise WorkflowError(f"--data-dir {data_dir}: {nearest} is no folder; a server wants a folder of its own for its archives, keys and "
+                            "database, and makes one where there is none")
 
 
 def _names() -> list[str]:
