@@ -104,7 +104,7 @@ def test_every_option_and_argument_says_what_it_is():
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["lst"], 2, "No such command 'lst'. Did you mean 'list'?"),
     (["list", "model"], 2, "not allowed; did you mean 'models'? Allowed: models, methods, workflows, keys, devices, claims, runs"),
-    (["show", "methods", "delta"], 2, "did you mean 'method'? Allowed: method, model, device, claim"),
+    (["show", "methods", "delta"], 2, "did you mean 'method'? Allowed: method, model, workflow, key, device, claim, run"),
     (["show", "method", "detla"], 2, "did you mean 'delta'?"),
     (["show", "model", "resnet5"], 2, "did you mean 'resnet50'?"),
     (["show", "device", "v100"], 2, "did you mean 'v100-16gb'?"),
@@ -215,6 +215,65 @@ def test_show(shelf, capsys):
     assert main(["show", "claim", "delta-bs-r50", "--json"]) == 0 and json.loads(capsys.readouterr().out)["value"] == 2.04
     assert main(["show", "device", "v100-32gb", "--json"]) == 0 and json.loads(capsys.readouterr().out)["memory_bytes"] == 32 * 2**30
     assert main(["show", "model", "toy", "--json"]) == 0 and json.loads(capsys.readouterr().out)["family"] == "toy"
+
+
+def show(capsys, *words: str) -> tuple[dict, str]:
+    """(the document, the text) of `show`."""
+    assert main(["show", *words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert main(["show", *words]) == 0
+    return document, capsys.readouterr().out
+
+
+def test_show_a_workflow(shelf, capsys):
+    """The oracle is the plan that the file was written for."""
+    write_workflow(shelf, small_workflow(
+        "[toy-eager, toy-good]", budgets=["60%", "50%"], experiments=[{"name": "here"}, {"name": "there", "targets": ["cuda:9"]}],
+        claims=[{"id": "c", "experiment": "there", "rule": "training_equal"}], untestable=[{"claims": ["d"], "reason": "no words"}],
+    ), "both")
+    body, said = show(capsys, "workflow", "both")
+    assert (body["cells"], list(body["experiments"])) == (3, ["here"]), "eager once, toy-good at two budgets"
+    here = body["experiments"]["here"]
+    assert (here["methods"], here["budgets"]) == (["toy-eager", "toy-good"], ["60%", "50%"])
+    assert (here["batch_sizes"], here["models"], here["targets"]) == ([4], ["toy"], [detect_host("auto").auto])
+    assert body["left_out"]["there on cuda:9"].startswith("this machine has") and body["claims"] == ["c"]
+    assert body["untestable"] == {"c": body["left_out"]["there on cuda:9"], "d": "no words"}
+    assert body["run"] == "vramlab run workflow both" and body["path"] == "workflows/both.yaml"
+    assert "\n    methods      toy-eager toy-good\n" in said and "\n  d  no words\n" in said
+    write_workflow(shelf, small_workflow("[toy-god]"), "bad")
+    assert main(["show", "workflow", "bad"]) == 2 and "there is no method 'toy-god'" in capsys.readouterr().err
+
+
+def test_show_a_run(shelf, capsys):
+    assert main(["run", "workflow", "small", "measure.steps=3"]) == 0
+    first, second = sorted(Path("results").glob("small/*/cells/*"))
+    (second / "record.json").unlink()
+    capsys.readouterr()
+    body, said = show(capsys, "run", "small")
+    run = first.parents[1]
+    assert (body["run"], body["folder"], body["workflow"]) == (f"small/{run.name}", str(run), "workflows/small.yaml")
+    assert (body["cells"], body["done"], body["outcomes"], body["seconds"]) == (2, 1, {"ok": 1}, 2.5)
+    assert body["overrides"] == ["measure.steps=3"]
+    told = {record["cell_id"]: (record["outcome"], record["folder"]) for record in body["records"]}
+    assert told == {first.name: ("ok", str(first)), second.name: (None, str(second))}
+    assert body["report"] == f"vramlab report run {run}" and main(body["report"].split()[1:]) == 0
+    assert re.search(rf"^  {first.name}  toy b4 \S+( 60%)? on cpu: ok, exact", said, re.MULTILINE) and "took       2.50 s\n" in said
+    assert re.search(rf"^  {second.name}  .*: no record yet$", said, re.MULTILINE)
+    capsys.readouterr()
+    assert main(["show", "run", "elsewhere"]) == 2 and "there is no run 'elsewhere' in results/" in capsys.readouterr().err
+    assert main(["show", "run", "small", "--output-dir", "other"]) == 2
+
+
+def test_show_a_key(capsys):
+    body, said = show(capsys, "key", "measure.steps")
+    assert body == {"key": "measure.steps", "default": "10", "allowed": "a whole number, at least 1", "below": {}}
+    assert said.split() == "key measure.steps default 10 allowed a whole number, at least 1".split()
+    assert main(["list", "keys", "--json"]) == 0
+    listed = {row["key"] for row in json.loads(capsys.readouterr().out) if row["key"].startswith("methods[].")}
+    body, said = show(capsys, "key", "methods")
+    assert set(body["below"]) == listed and body["below"]["methods[].name"] == "text (needed)" and "\n  methods[].name " in said
+    assert show(capsys, "key", "methods.name")[0]["key"] == "methods[].name"
+    assert main(["show", "key", "measure.stpes"]) == 2 and "did you mean 'measure.steps'?" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ workflows

@@ -140,15 +140,16 @@ def list_(
 
 @app.command("show")
 def show(
-    what: Annotated[str, typer.Argument(metavar="method|model|device|claim", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="method|model|workflow|key|device|claim|run", show_default=False)],
     name: Annotated[str, typer.Argument(metavar="NAME", help="As the list has it.")],
     collection: Collections = None,
+    output_dir: Results = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """Show all of one method, model, device or claim."""
+    """Show all of one method, model, workflow, key of a workflow file, device, claim or run."""
     from vramlab.cli.shelves import show_item
 
-    raise typer.Exit(show_item(what, name, collection or [], as_json=as_json))
+    raise typer.Exit(show_item(what, name, collection or [], output_dir, as_json=as_json))
 
 
 @_plan.command("step")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from vramlab.cli import shown
 from vramlab.cli.claim_tables import claim_lines
 from vramlab.cli.words import command, print_json, table
 from vramlab.collection import Library, Method, Model, Option, find_collections
@@ -25,7 +26,7 @@ from vramlab.this_machine import THIS, is_calibrated, known_profiles, open_profi
 from vramlab.yaml_nodes import offer, one_of, plain, read_yaml
 
 Rows = list[dict[str, Any]]
-_HEADINGS = {"takes_budget": "takes a budget"}  # what --json names by a key
+_HEADINGS = {"takes_budget": "takes a budget", "seconds": "took"}  # what --json names by a key
 # How a method is told: what it is first, then how it is used, then what it is not, then what names it.
 _OF_METHOD = ("name", "title", "paper", "decides", "kind", "takes_budget", "options", "needs", "deviations", "fidelity", "exemptions",
               "claims", "tags", "alias", "version", "uid", "folder", "source_sha256", "bibtex")
@@ -54,14 +55,14 @@ def list_shelf(what: str, tags: Sequence[str], extra: Sequence[Path], results: P
     return 2 if problems else 0
 
 
-def show_item(what: str, name: str, extra: Sequence[Path], *, as_json: bool) -> int:
+def show_item(what: str, name: str, extra: Sequence[Path], results: Path, *, as_json: bool) -> int:
     """Print all that is known of one thing."""
     _require(what, _SHOWS)
-    body = _SHOWS[what](Library(find_collections(extra)), name)
+    body = _SHOWS[what](Library(find_collections(extra)), name, results)
     if as_json:
         print_json(body)
     else:
-        print("\n".join(_lines(_method_in_words(body) if what == "method" else body)))
+        print("\n".join(_lines(_IN_WORDS.get(what, dict)(body))))
     return 0
 
 
@@ -167,23 +168,23 @@ _LISTS: Mapping[str, Callable[[Library, Path, list[str]], Rows]] = {
 # ------------------------------------------------------------------------------------------------ one item
 
 
-def _method(library: Library, name: str) -> dict[str, Any]:
+def _method(library: Library, name: str, results: Path) -> dict[str, Any]:
     method = library.method(name)
     return {"name": method.name, **method.card.model_dump(), "folder": str(method.folder), "source_sha256": method.sha256}
 
 
-def _model(library: Library, name: str) -> dict[str, Any]:
+def _model(library: Library, name: str, results: Path) -> dict[str, Any]:
     model = library.model(name)
     return {**model.body, "path": str(model.path), "source_sha256": model.sha256}
 
 
-def _device(library: Library, name: str) -> dict[str, Any]:
+def _device(library: Library, name: str, results: Path) -> dict[str, Any]:
     if name not in known_profiles():
         raise WorkflowError(f"there is no device profile {name!r}{offer(name, known_profiles(), 'there are', '`list devices`')}")
     return open_profile(name).to_json()
 
 
-def _claim(library: Library, name: str) -> dict[str, Any]:
+def _claim(library: Library, name: str, results: Path) -> dict[str, Any]:
     known = load_claims(library.report_files("claims.yaml"))
     if name not in known:
         raise WorkflowError(f"there is no claim {name!r}{offer(name, known, 'there are', '`list claims --all`')}")
@@ -191,9 +192,10 @@ def _claim(library: Library, name: str) -> dict[str, Any]:
     return {**asdict(known[name]), "methods": methods}
 
 
-_SHOWS: Mapping[str, Callable[[Library, str], dict[str, Any]]] = {
-    "method": _method, "model": _model, "device": _device, "claim": _claim,
+_SHOWS: Mapping[str, Callable[[Library, str, Path], dict[str, Any]]] = {
+    "method": _method, "model": _model, "workflow": shown.workflow, "key": shown.key, "device": _device, "claim": _claim, "run": shown.run,
 }
+_IN_WORDS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"method": _method_in_words, "run": shown.run_in_words}
 
 
 def _lines(body: Mapping[str, Any], indent: str = "") -> list[str]:
