@@ -73,7 +73,8 @@ def test_an_unreachable_budget_is_an_outcome_with_the_smallest_that_can_be_reach
     record = run(tmp_path, methods=["delta"], budgets=["2%"])
     assert record.outcome is Outcome.PLAN_INFEASIBLE and record.truth is Truth.NOT_RUN
     smallest = record.predicted["infeasible"]["smallest_bytes"]
-    assert smallest > record.budget_bytes and str(f"{smallest:,}") in record.message
+    assert smallest > record.budget_bytes and f"{smallest:,} bytes (" in record.message
+    assert f"within {record.budget_bytes:,} bytes (" in record.message and "iB, 2.0 % of eager's peak); the smallest" in record.message
     assert record.measured["peak_bytes"] is None and "smallest" in record.missing["measured.peak_bytes"]
 
 
@@ -86,8 +87,11 @@ def test_what_libraries_keep_is_in_the_budget_and_in_no_plan(tmp_path):
     assert whole["budget_bytes"] == less["budget_bytes"] == 1_280_000
     assert whole["predicted"]["peak_bytes"] > 1_280_000 - kept >= less["predicted"]["peak_bytes"], "negative control first"
     tight = make_spec(tmp_path, methods=["delta"], budgets=["2%"])
-    refused = [make_plan(tight, str(tmp_path), 1_600_000, library_bytes)["infeasible"]["smallest_bytes"] for library_bytes in (0, kept)]
-    assert refused[1] - refused[0] == kept
+    refused = [make_plan(tight, str(tmp_path), 1_600_000, library_bytes)["infeasible"] for library_bytes in (0, kept)]
+    assert refused[1]["smallest_bytes"] - refused[0]["smallest_bytes"] == kept
+    for found in refused:  # what is told is what was asked and what the record says
+        assert "within 32,000 bytes (31.25 KiB, 2.0 % of eager's peak); the smallest" in found["message"]
+        assert f"is {found['smallest_bytes']:,} bytes (" in found["message"]
 
     measured = {"peak_bytes": 1100, "cold_peak_bytes": 1100, "library_bytes": 100}
     predicted = {"peak_bytes": 1000, "at_peak": {"by_role": {"activation": 900}, "inside_op_bytes": 100}}

@@ -36,6 +36,7 @@ from vramlab import execute
 from vramlab.collection import Library, find_collections
 from vramlab.errors import CaptureError, Disturbed, PlanInfeasible, Unsupported, WorkflowError, WrongResult
 from vramlab.algorithms import named_variants
+from vramlab.liveness import lower_bound_bytes
 from vramlab.meter import AllocatorMeter, measure_step_peak, storage_bytes
 from vramlab.record import Truth
 from vramlab.schedule import Recompute
@@ -802,6 +803,42 @@ def test_an_unreachable_budget_names_the_smallest_and_that_one_works(method):
     train(pair, images(), 2)
     with pytest.raises(PlanInfeasible):
         vramlab.train_step(conv_net(), cross_entropy, images(), budget=int(0.99 * refused.smallest_bytes), **options)
+
+
+def test_a_refusal_of_another_batch_names_both_sizes_the_budget_and_the_least_peak():
+    """The oracle is a new step of the refused batch: within that smallest budget it has a plan, and its tape has that least peak."""
+    least = least_budget(conv_net, cross_entropy, images(6), method="delta").smallest_bytes
+    model = conv_net()
+    step = vramlab.train_step(model, cross_entropy, images(6), method="delta", budget=least)
+    step(*images(6))
+    model.zero_grad()
+    with pytest.raises(PlanInfeasible) as refused:
+        step(*images(24))
+    said, smallest = str(refused.value), refused.value.smallest_bytes
+    assert "This step is of a batch of 24, not of the example's 6; the budget stays what it was for the example. With the" in said
+    assert f"within {least:,} bytes (" in said and f"can reach is {smallest:,} bytes (" in said and "% of eager's" not in said
+    own = vramlab.train_step(conv_net(), cross_entropy, images(24), method="delta", budget=smallest)
+    assert f"no schedule of the whole batch is below {lower_bound_bytes(own.tape):,} bytes (" in said
+    step(*images(6))  # what has a plan goes on
+
+
+def test_a_refusal_of_a_share_tells_the_share_and_of_the_example_no_other_batch():
+    eager = step_of(conv_net, cross_entropy, images(6), method="replay", budget=None).predicted.peak_bytes
+    with pytest.raises(PlanInfeasible) as refused:
+        vramlab.train_step(conv_net(), cross_entropy, images(6), method="checkpoint", budget="10%")
+    said, smallest = str(refused.value), refused.value.smallest_bytes
+    assert "KiB, 10.0 % of eager's peak); the" in said and f"{100 * smallest / eager:.1f} % of eager's peak); there" in said
+    assert said.endswith("binds"), "the example is the only batch there is"
+    step = vramlab.train_step(conv_net(), cross_entropy, images(6), method="delta", budget=" 60%")
+    with pytest.raises(PlanInfeasible, match="the budget stays what it was for the example, 60% of its eager peak"):
+        step(*images(24))
+
+
+def test_a_refusal_of_larger_images_does_not_speak_of_another_batch_size():
+    least = least_budget(conv_net, cross_entropy, images(6), method="delta").smallest_bytes
+    step = vramlab.train_step(conv_net(), cross_entropy, images(6), method="delta", budget=least)
+    with pytest.raises(PlanInfeasible, match="of another shape, mode or value than the example's, of a batch of 6 too; the budget"):
+        step(torch.ones(6, 3, 48, 48), images(6)[1])
 
 
 def test_auto_is_the_free_memory_and_what_the_step_holds_already(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class VramlabError(Exception):
     """Base of all errors that vramlab raises on purpose."""
@@ -44,25 +46,43 @@ class PlanInfeasible(VramlabError):
     `budget_bytes` is what was asked, `smallest_bytes` the smallest budget found that the method can reach on this tape (None when it was
     not searched); one a little below may do too, where a method's peaks jump from budget to budget. `op` is the op that binds: at which the
     plan within that smallest budget has its peak, the one with the largest working set where it comes near it more than once; without
-    such a budget, the op at which the refused try got stuck.
+    such a budget, the op at which the refused try got stuck. `eager_peak_bytes` is there where the budget was asked as a share of it: the
+    message then tells bytes as shares, too. `note`, a sentence, ends the message.
     """
 
-    def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str) -> None:
+    def __init__(self, *, method: str, budget_bytes: int, smallest_bytes: int | None, op: str, eager_peak_bytes: int | None = None,
+                 note: str = "") -> None:
         self.method, self.budget_bytes, self.smallest_bytes, self.op = method, budget_bytes, smallest_bytes, op
+        self.eager_peak_bytes, self.note = eager_peak_bytes, note
         if smallest_bytes is None:
             told = f"it got stuck at {op}"
         else:
-            told = f"the smallest budget found that it can reach is {smallest_bytes:,} bytes; there {op} binds"
-        super().__init__(f"method '{method}' cannot keep this step within {budget_bytes:,} bytes; {told}")
+            told = f"the smallest budget found that it can reach is {sized(smallest_bytes, eager_peak_bytes)}; there {op} binds"
+        within = sized(budget_bytes, eager_peak_bytes)
+        super().__init__(f"method '{method}' cannot keep this step within {within}; {told}" + (f". {note}" if note else ""))
+
+    def told(self, **more: Any) -> PlanInfeasible:
+        """The same refusal with another budget_bytes, smallest_bytes, eager_peak_bytes or note: what the planner could not know."""
+        return PlanInfeasible(**self._state() | more)
+
+    def _state(self) -> dict[str, Any]:
+        return {"method": self.method, "budget_bytes": self.budget_bytes, "smallest_bytes": self.smallest_bytes, "op": self.op,
+                "eager_peak_bytes": self.eager_peak_bytes, "note": self.note}
 
     def __reduce__(self):  # keyword-only arguments do not survive the default pickling
-        state = {"method": self.method, "budget_bytes": self.budget_bytes,
-                 "smallest_bytes": self.smallest_bytes, "op": self.op}
-        return (_rebuild_plan_infeasible, (state,))
+        return (_rebuild_plan_infeasible, (self._state(),))
 
 
 def _rebuild_plan_infeasible(state: dict) -> PlanInfeasible:
     return PlanInfeasible(**state)
+
+
+def sized(nbytes: int, eager_peak_bytes: int | None = None) -> str:
+    """`306,820,920 bytes (292.6 MiB)`, as a share too where eager's peak is given: `(292.6 MiB, 50.0 % of eager's peak)`."""
+    unit, size = next(((unit, size) for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if nbytes >= size), ("", 1))
+    beside = [f"{nbytes / size:.4g} {unit}"] if unit else []
+    beside += [f"{100 * nbytes / eager_peak_bytes:.1f} % of eager's peak"] if eager_peak_bytes else []
+    return f"{nbytes:,} {'byte' if nbytes == 1 else 'bytes'}" + (f" ({', '.join(beside)})" if beside else "")
 
 
 class WrongResult(VramlabError):

@@ -44,7 +44,7 @@ from vramlab.micro_batches import changes_semantics, scaled_passes
 from vramlab.micro_loss import divisors_of_passes
 from vramlab.micro_step import capture_passes, eager_over_micro_batches
 from vramlab.own_module import OwnModule, is_own
-from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, needs_of, parse_bytes, passes_of
+from vramlab.planner import UNLIMITED, Budget, Planner, SubBatchPlanner, ask, needs_of, parse_bytes, parse_percent, passes_of
 from vramlab.parallel import share_of, simulate_parallel
 from vramlab.predicted import least_step_seconds, predicted_of, swap_against_recompute
 from vramlab.prepare import cached_capture, resolve_budget, simulated_eager_peak
@@ -365,10 +365,12 @@ def _facts_of(cell: _Cell, whole: _Whole, out: Path | None, eager_peak_bytes: in
             checked = _planned_share(cell, planner, step, profile, budget, devices)
     except PlanInfeasible as refusal:
         _save(out, tape)
+        smallest = None if refusal.smallest_bytes is None else refusal.smallest_bytes + library_bytes
+        told = refusal.told(budget_bytes=facts["budget_bytes"] if is_limited else refusal.budget_bytes, smallest_bytes=smallest,
+                            eager_peak_bytes=base if parse_percent(cell.config["budget"]) is not None else None)
         return facts | {
             "plan_seconds": time.perf_counter() - started,
-            "infeasible": {"smallest_bytes": None if refusal.smallest_bytes is None else refusal.smallest_bytes + library_bytes,
-                           "op": refusal.op, "message": "; ".join(filter(None, [str(refusal), why_whole]))},
+            "infeasible": {"smallest_bytes": smallest, "op": refusal.op, "message": "; ".join(filter(None, [str(told), why_whole]))},
         }
     facts["plan_seconds"] = time.perf_counter() - started
     tape, schedule = checked.tape, checked.schedule

@@ -21,9 +21,10 @@ from vramlab.batch_mean import Divisor
 from vramlab.capture import Captured, LossFn, capture, input_name, refuse_module
 from vramlab.collection import Library, find_collections
 from vramlab.costs import measure_costs, measure_profile, measure_variants
-from vramlab.errors import CaptureError, Unsupported, WorkflowError
+from vramlab.errors import CaptureError, PlanInfeasible, Unsupported, WorkflowError, sized
 from vramlab.execute import Executor
 from vramlab.family import tapes_by_size
+from vramlab.liveness import lower_bound_bytes
 from vramlab.micro_batches import changes_semantics
 from vramlab.micro_loss import divisors_of_passes, refuse_beyond_rounding, refuse_uneven
 from vramlab.micro_step import eager_over_micro_batches, refuse_batch, samples
@@ -107,6 +108,28 @@ class _Planned:
         return self.plan.captured.tape.micro_batches
 
 
+@dataclass(frozen=True)
+class _Example:
+    """The batch that the budget was resolved for."""
+
+    batch_size: int
+    budget: str | int | None  # as it was asked
+    eager_peak_bytes: int  # simulated
+
+    def told(self, refusal: PlanInfeasible, another: Tape | None) -> PlanInfeasible:
+        """A refusal with the share that was asked; of another step than the example's with both batch sizes and the least peak."""
+        is_share = isinstance(self.budget, str) and parse_percent(self.budget) is not None
+        share = f", {self.budget.strip()} of its eager peak" if is_share else ""
+        return refusal.told(eager_peak_bytes=self.eager_peak_bytes if is_share else None,
+                            note=self._of_another(another, share) if another else "")
+
+    def _of_another(self, tape: Tape, share: str) -> str:
+        differs = (f"a batch of {tape.batch_size}, not of the example's {self.batch_size}" if tape.batch_size != self.batch_size
+                   else f"another shape, mode or value than the example's, of a batch of {self.batch_size} too")
+        return (f"This step is of {differs}; the budget stays what it was for the example{share}. With the state on the device no schedule "
+                f"of the whole batch is below {sized(lower_bound_bytes(tape))}")
+
+
 class TrainStep:
     """See `train_step`. `tape`, `schedule`, `predicted` and `truth` are those of the batch that was used last."""
 
@@ -128,6 +151,7 @@ class TrainStep:
         self._profile = measure_profile(self._device)
         self._validity = Validity(model, loss_fn, self._device)
         self._plans: OrderedDict[tuple, _Planned] = OrderedDict()
+        self._example: _Example | None = None
         with _one_at_a_time[self._device]:
             self._last = self._find(*tree_flatten(example))
 
@@ -239,10 +263,17 @@ class TrainStep:
         started = time.perf_counter()
         captured = capture_with_costs(self._model, loss_fn, inputs, with_gradient=with_gradient, optimizer=self._optimizer)
         _logger.info("%d ops, measured in %.0f s; planning with %s ...", len(captured.tape.ops), time.perf_counter() - started, self.method)
-        if isinstance(self._budget, str):
-            self._budget = self._resolve(self._budget, captured.tape)
-        eager = simulated_eager_peak(captured.tape)
+        is_example, eager = self._example is None, simulated_eager_peak(captured.tape)
+        if is_example:
+            self._example = _Example(captured.tape.batch_size, self._budget, eager)
+            self._budget = self._resolve(self._budget, captured.tape) if isinstance(self._budget, str) else self._budget
         whole = self._as_needed(captured)
+        try:
+            return self._planned(whole, loss_fn, inputs, with_gradient, eager)
+        except PlanInfeasible as refusal:
+            raise self._example.told(refusal, None if is_example else whole.tape) from None
+
+    def _planned(self, whole: Captured, loss_fn: LossFn, inputs: list[Any], with_gradient: frozenset[str], eager: int) -> _Planned:
         captured, divisors = self._over_passes(whole, loss_fn, inputs, with_gradient), ()
         if captured is not whole:
             divisors = divisors_of_passes(self._model, loss_fn, inputs, captured.tape.micro_batches, whole)
