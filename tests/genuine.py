@@ -13,7 +13,9 @@ import hashlib
 import json
 import tempfile
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,8 +41,9 @@ from vramlab.telemetry import read_telemetry
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH_SIZE, PAIRS, BOARD = 16, 10, "v100-32gb"
+STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 WORKFLOW = {"name": "genuine", "title": "A run whose numbers agree", "label": "quick", "path": "workflows/genuine.yaml", "sha256": "c" * 64}
-CLAIM = {"id": "delta-mem-save", "experiment": "memory", "method": "checkpoint", "rule": "memory_saved_percent", "tolerance": 0.1}
+CLAIMS = [{"id": "delta-mem-save", "experiment": "memory", "method": "checkpoint", "rule": "memory_saved_percent", "tolerance": 0.1}]
 
 
 def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, layers: int = 6, budgets: tuple[str, ...] = ("80%",),
@@ -53,7 +56,7 @@ def genuine_run(folder: Path, *, seed: int = 0, machine: str | None = None, laye
     records = [made.measured("eager", None), *(made.measured("checkpoint", budget) for budget in budgets),
                made.simulated("eager", None), *(made.simulated("checkpoint", budget) for budget in budgets)]
     cells = [{"cell_id": r.cell_id, "config": dict(r.config), "label": r.config["method"], "title": r.config["method"]} for r in records]
-    plan = {"schema": 1, "workflow": WORKFLOW | {"description": "", "claims": [CLAIM], "untestable": [], "expected": {"minutes": 1}},
+    plan = {"schema": 1, "workflow": WORKFLOW | {"description": "", "claims": CLAIMS, "untestable": [], "expected": {"minutes": 1}},
             "environment": made.environment, "overrides": [], "started": "2026-01-02T03:04:00Z", "run_id": f"{seed:010x}", "cells": cells,
             "left_out": [], "auto": "cpu", "platform": "cpu"}
     write_atomically(folder / "run.json", json.dumps(plan, sort_keys=True))
@@ -87,6 +90,7 @@ class _Made:
         self.folder, self.random, self.layers, self.planned_by = folder, Random(seed), layers, planned_by
         self.environment = ENVIRONMENT | {"system": ENVIRONMENT["system"] | {"host_hash": machine}}
         self.first, self.second = self._seconds(1.0), self._seconds(1.0)
+        self.cells = count()  # one after the other
 
     def _seconds(self, about: float) -> list[float]:
         return [about * self.random.uniform(0.98, 1.02) for _ in range(PAIRS)]
@@ -144,14 +148,17 @@ class _Made:
             checked = check_schedule(tape, replace(plan, micro_batches=(), needs=()), budget)
         cell = self.folder / "cells" / hash_config(config)
         cell.mkdir(parents=True)
+        started = STARTED + next(self.cells) * timedelta(seconds=31)
         tape.save(cell / "tape.json.gz")
         checked.schedule.save(cell / "schedule.json.gz")
-        write_telemetry(cell / "telemetry.csv.gz", [(0.1 * i, self.random.randrange(5 * 10**8, 6 * 10**8)) for i in range(300)])
+        write_telemetry(cell / "telemetry.csv.gz", [(0.1 * i, self.random.randrange(5 * 10**8, 6 * 10**8)) for i in range(300)],
+                        started=f"{started:%Y-%m-%dT%H:%M:%S}.000+00:00")
         predicted = predicted_of(checked, profile) | {"eager_step_seconds": sum(op.seconds for op in tape.ops),
                                                       "least_step_seconds": least_step_seconds(checked, profile, budget_bytes),
                                                       "swap_vs_recompute": swap_against_recompute(tape, profile)}
         provenance = {
-            "started": "2026-01-02T03:04:05Z", "ended": "2026-01-02T03:04:35Z", "seconds": 30.0, "vramlab": "0.1.0", "written_by": "cell",
+            "started": f"{started:%Y-%m-%dT%H:%M:%SZ}", "ended": f"{started + timedelta(seconds=30):%Y-%m-%dT%H:%M:%SZ}",
+            "seconds": 30.0, "vramlab": "0.1.0", "written_by": "cell",
             "method_source_sha256": config["sources"]["method"], "tape_digest": tape.digest, "schedule_digest": checked.schedule.digest,
             "bytes_by_role": {str(r): tape.bytes_of(r) for r in Role}, "ops": len(tape.ops), "basic_layers": basic_layers(tape),
             "lower_bound_bytes": lower_bound_bytes(tape), "telemetry": read_telemetry(cell / "telemetry.csv.gz").summary(),

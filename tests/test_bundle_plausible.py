@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from vramlab.crowd.rules import RULES
 from vramlab.liveness import lower_bound_bytes
 from vramlab.nvml import GPU_COLUMNS
 from vramlab.record import Outcome, RunRecord
+from vramlab.runs import load_run
 from vramlab.telemetry import COLUMNS, Telemetry
 
 GIB = 2**30
@@ -138,6 +140,61 @@ def test_methods_are_compared_on_one_machine():
     other = ENVIRONMENT | {"system": ENVIRONMENT["system"] | {"host_hash": "9" * 16}}
     assert found("same-machine", measured_step("eager", 900), measured_step("delta", 500, environment=other))
     assert not found("same-machine", measured_step("eager", 900), measured_step("delta", 500))
+
+
+def between(started: int, ended: int, method: str = "delta", host: str = "a" * 16, target: str = "cpu") -> RunRecord:
+    """A cell that ran from second to second of a minute."""
+    record = measured_step(method, 500, config={"target": target},
+                           environment=ENVIRONMENT | {"system": ENVIRONMENT["system"] | {"host_hash": host}})
+    at = {"started": f"2026-01-02T03:04:{started:02}Z", "ended": f"2026-01-02T03:04:{ended:02}Z"}
+    return replace(record, provenance=record.provenance | at)
+
+
+@pytest.mark.parametrize(("cells", "told"), [
+    ([(5, 20), (20, 30), (30, 31)], []),
+    ([(5, 20), (19, 30)], []),  # a clock that was put back by a second
+    ([(5, 20), (15, 30)], ["r1"]), ([(15, 30), (5, 20)], ["r0"]),
+    ([(5, 40), (10, 15), (30, 35), (40, 50)], ["r1", "r2"]),  # within the first
+    ([(5, 20), (5, 20)], ["r1"]), ([(5, 5), (5, 20)], []),
+])
+def test_cells_that_ran_on_one_machine_took_turns(cells, told):
+    assert [where.partition(":")[0] for where, _ in found("turns", *(between(*span) for span in cells))] == told
+
+
+@pytest.mark.parametrize("other", [{"host": "b" * 16}, {"target": "sim:v100-32gb"}])
+def test_other_machines_and_simulated_cells_wait_for_nobody(other):
+    assert not found("turns", between(5, 30), between(10, 20, **other)) and found("turns", between(5, 30), between(10, 20))
+
+
+@pytest.mark.parametrize(("host", "started", "is_told"), [
+    ("a" * 16, "2026-01-02T03:04:09Z", False), ("a" * 16, "2026-01-02T03:04:11Z", True),  # of a cell that began at 5 seconds
+    ("b" * 16, "2026-01-02T20:00:00Z", False), ("b" * 16, "2026-01-04T20:00:00Z", True),  # by the clock of another machine
+])
+def test_a_run_starts_before_its_cells(host, started, is_told):
+    (asked,) = [r for group in RULES.values() for r in group if r.name == "clock"]
+    run = SimpleNamespace(environment_of=lambda record: record.environment,
+                          plan={"started": started, "environment": ENVIRONMENT | {"system": {"host_hash": "a" * 16}}})
+    contents = SimpleNamespace(records={"r0": between(5, 35, host=host)}, run=run)
+    faults = list(asked.ask(SimpleNamespace(contents=contents, count=lambda n=1: None)))
+    assert [where for where, _ in faults] == ["r0:provenance.started"] * is_told
+
+
+def test_the_run_beside_the_documents_keeps_the_rules_of_one_machine():
+    """A run that ran. With one of its dates, processors or claims changed it does not."""
+    run = load_run(Path(__file__).parents[1] / "docs" / "example-run")
+    records = {f"cells/{record.cell_id}/record.json": record for record in run.records}
+
+    def faults(records: dict[str, RunRecord]) -> dict[str, int]:
+        e = SimpleNamespace(contents=SimpleNamespace(records=records, run=run), count=lambda n=1: None)
+        return {r.name: len(list(r.ask(e))) for group in RULES.values() for r in group
+                if r.name in ("clock", "turns", "one-processor", "own-claims")}
+
+    assert faults(records) == {"own-claims": 0, "clock": 0, "turns": 0, "one-processor": 0}
+    name, last = max(((n, r) for n, r in records.items() if r.config["target"] == "cpu"), key=lambda pair: pair[1].provenance["ended"])
+    early = replace(last, provenance=last.provenance | {"started": run.plan["started"]})
+    assert faults(records | {name: early})["turns"] == 10, "it ran while ten others did"
+    other = replace(last, environment=last.environment | {"cpu": last.environment["cpu"] | {"model": "another"}})
+    assert faults(records | {name: other})["one-processor"] == 1
 
 
 def test_what_may_be_compared_has_one_key():

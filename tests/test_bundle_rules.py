@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from forging import Members, forge, members_of, put, record_of_method, with_json, write
-from genuine import genuine_bundle, genuine_run
+from genuine import ROOT, WORKFLOW, genuine_bundle, genuine_run
 
 from vramlab.crowd import Severity, check, pack_run
 from vramlab.crowd.canonical import to_canonical
@@ -146,6 +147,10 @@ FORGERIES: dict[str, tuple[str, str, Any, str]] = {  # what -> (method, field, v
     "it ended before it started": ("checkpoint", "provenance.ended", "2026-01-02T03:04:04Z", "clock"),
     "it ended in the future": ("checkpoint", "provenance.ended", "2126-01-02T03:04:35Z", "clock"),
     "the thirtieth of February": ("checkpoint", "provenance.started", "2026-02-30T03:04:05Z", "clock"),
+    "it started before its run": ("checkpoint", "provenance.started", "2026-01-02T03:03:50Z", "clock"),
+    "it ran while eager did": ("checkpoint", "provenance.started", "2026-01-02T03:04:30Z", "turns"),
+    "it ran for as long as eager, at the same time": ("checkpoint", "provenance", lambda p: p | {
+        "started": "2026-01-02T03:04:05Z", "ended": "2026-01-02T03:04:35Z"}, "turns"),
     "it took longer": ("checkpoint", "provenance.seconds", 300.0, "clock"),
     "a peak beyond the machine": ("checkpoint", "environment.cpu.memory_bytes", 100, "memory-order"),
     "more stays than there is": ("checkpoint", "measured.persistent_bytes", 10**9, "memory-order"),
@@ -211,6 +216,7 @@ OTHERS: dict[str, tuple[str, str, Any, str]] = {
     "another run": ("run.json", "run_id", "other", "manifest-describes"),
     "another plan": ("run.json", "cells.0.config.batch_size", 1, "config-hash"),
     "no date": ("run.json", "started", "2026-13-01T00:00:00Z", "clock"),
+    "it started after its cells": ("run.json", "started", "2026-01-02T03:04:41Z", "clock"),
     "a schema of another version": ("run.json", "schema", 2, "schema"),
 }
 
@@ -220,6 +226,51 @@ def test_a_forged_field_of_the_run_is_refused_by_its_rule(members, tmp_path, wha
     name, field, value, rule = OTHERS[what]
     report = check(forge(with_json(members, name, setting(field, value)), tmp_path, KEY))
     assert rule in errors(report), report.findings
+
+
+def warnings(report: Report) -> list[tuple[str, str, str]]:
+    assert report.is_accepted, report.findings
+    return [(f.rule, f.where.partition(":")[2], f.message) for f in report.findings if f.severity is Severity.WARNING]
+
+
+def test_one_host_with_two_processors_is_told(members, tmp_path):
+    """A warning, as cells of two machines are. The control: all records and the run changed alike are one machine's."""
+    change = setting("environment.cpu.model", "Another Processor")
+    one = with_json(members, record_of_method(members, "checkpoint", "sim"), change)
+    assert warnings(check(forge(one, tmp_path / "one", KEY))) == [
+        ("one-processor", "environment.cpu.model", "'Another Processor'; the same machine has 'Test Processor 9000' elsewhere")]
+    apart = one
+    for name in (n for n in members if n == "run.json" or n.endswith("record.json")):
+        apart = with_json(apart, name, change)
+    assert "one-processor" not in {rule for rule, *_ in warnings(check(forge(apart, tmp_path / "all", KEY)))}
+
+
+def test_a_known_workflow_that_judges_by_its_own_measure_is_told(tmp_path, monkeypatch):
+    """The oracle is the workflow's file. The control: the claims as they stand there are no finding, whatever their notes say."""
+    body = yaml.safe_load((ROOT / "workflows" / "resnet50-delta.yaml").read_text())
+    theirs = [{"method": None, "baseline": None, "budget": None, "batch_size": None, "baseline_batch_size": None, "devices": None,
+               "value": None, "tolerance": None, "note": "ours", **claim} for claim in body["claims"]]
+    assert len(theirs) == 5 and theirs[0]["id"] == "delta-mem-save" and theirs[0]["experiment"] == "memory"
+
+    def told(claims: list[dict], name: str = "resnet50-delta") -> list[tuple[str, str]]:
+        monkeypatch.setattr("genuine.WORKFLOW", WORKFLOW | {"name": name})
+        monkeypatch.setattr("genuine.CLAIMS", claims)
+        bundle = genuine_bundle(tmp_path / f"{len(list(tmp_path.iterdir()))}", seed=5, key=KEY)
+        found = warnings(check(bundle))
+        assert {rule for rule, *_ in found} <= {"own-claims"}
+        return [(where, message) for _, where, message in found]
+
+    assert told(theirs) == []
+    generous = [theirs[0] | {"tolerance": 5.0, "value": [1, 70]}, *theirs[1:]]
+    assert told(generous) == [
+        ("workflow.claims.0.value", "delta-mem-save on memory: [1, 70]; resnet50-delta here has None"),
+        ("workflow.claims.0.tolerance", "delta-mem-save on memory: 5.0; resnet50-delta here has 0.1")]
+    assert told(generous, name="mine") == [], "under a name of its own it is a workflow of its own"
+    elsewhere = [*theirs[:4], theirs[4] | {"experiment": "memory"}]
+    assert told(elsewhere) == [
+        ("workflow.claims.4", "delta-swap-not-first on memory is judged; resnet50-delta here does not"),
+        ("workflow.claims", "delta-swap-not-first on simulated-memory is left out; resnet50-delta here has it")]
+    assert told([], name="../workflows/resnet50-delta") == [], "a name is no path"
 
 
 @pytest.mark.parametrize(("field", "value"), [

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hand_made import measured_step, write_run
 from shelves import small_workflow, write_fake_cell, write_method, write_model, write_workflow
 from soak import Soak
 
@@ -26,7 +27,7 @@ from vramlab.claiming import MARKER, end_processes, holder_of, locked, try_claim
 from vramlab.collection import Library
 from vramlab.errors import EnvironmentUnable, WorkflowError
 from vramlab.record import Outcome, RunRecord, write_atomically
-from vramlab.run_folder import RunFolder, find_runs, is_done, resolve_run
+from vramlab.run_folder import RunFolder, find_runs, is_done, now, resolve_run
 from vramlab.runner import Runner
 from vramlab.workflow import Host, expand, load_workflow
 
@@ -297,6 +298,23 @@ def test_a_run_json_that_is_not_whole_is_written_anew(lab):
     (first.run.folder / "run.json").write_text('{"schema": 1, "work')
     again = lab.run("[good]")
     assert json.loads((again.run.folder / "run.json").read_text())["cells"] == whole["cells"] and lab.starts() == ["good"]
+
+
+@pytest.mark.parametrize(("text", "cells", "started"), [
+    (None, 2, "2026-01-01T00:00:00Z"),  # whole: its own first start
+    ("{", 2, "2026-01-02T03:04:05Z"), ('{"schema": 99}', 2, "2026-01-02T03:04:05Z"), ("", 1, "2026-01-02T03:09:00Z"), ("{", 0, None),
+])
+def test_a_run_json_that_is_written_anew_begins_before_the_cells_that_are_kept(tmp_path, text, cells, started):
+    """The checker of bundles refuses a run that starts after one of its cells."""
+    late = measured_step("eager", 900)
+    late = replace(late, provenance=late.provenance | {"started": "2026-01-02T03:09:00Z"})
+    run = RunFolder(write_run(tmp_path / "w" / "r", [late, measured_step("delta", 500)][:cells]))
+    if text is not None:
+        (run.folder / "run.json").write_text(text)
+    before = now()
+    run.write_plan({"cells": [], "overrides": []})
+    found = RunFolder(run.folder).plan["started"]
+    assert found == started if started else before <= found <= now()
 
 
 def test_foreign_files_do_no_harm(lab):

@@ -63,14 +63,15 @@ class RunFolder:
 
     def write_plan(self, body: Mapping[str, Any]) -> None:
         """Write run.json whole or not at all; the first start's date stays."""
-        started = now()
-        if (self.folder / "run.json").is_file():
-            try:
-                started = RunFolder(self.folder).plan["started"]
-            except (WorkflowError, KeyError):
-                pass  # cut short or of another schema: this start counts as the first
-        text = json.dumps({"schema": SCHEMA, "started": started, **body}, indent=1, sort_keys=True, allow_nan=False)
+        text = json.dumps({"schema": SCHEMA, "started": self._first_start(), **body}, indent=1, sort_keys=True, allow_nan=False)
         write_atomically(self.folder / "run.json", text + "\n")
+
+    def _first_start(self) -> str:
+        try:
+            return RunFolder(self.folder).plan["started"]
+        except WorkflowError:  # there is none, it was cut short or is of another schema: no kept cell began before its run
+            records = (read_record(path.parent, path.parent.name) for path in self.folder.glob("cells/*/record.json"))
+            return min([now(), *(str(r.provenance["started"]) for r in records if r and r.provenance.get("started"))])
 
 
 def _is_cell(entry: Any) -> bool:

@@ -19,11 +19,13 @@ from vramlab.crowd.rules.schedules import checked_of, planned
 from vramlab.liveness import lower_bound_bytes
 from vramlab.prediction import TOLERANCE_BYTES, TOLERANCE_SHARE
 from vramlab.record import Outcome, RunRecord
-from vramlab.runs import TELEMETRY_FILE
+from vramlab.report.words import is_simulated
+from vramlab.runs import RUN_FILE, TELEMETRY_FILE
 from vramlab.telemetry import Telemetry
 
 FUTURE = timedelta(hours=26)  # a clock in another time zone that believes it is UTC
 SECONDS_APART = 5.0  # by which dates in whole seconds, and a sampler's start and end, may be off
+CLOCK_SET_BACK = 2.0  # seconds by which a clock that is kept may be put back between two cells
 LARGEST_PERIOD = 2.0  # achieved period over the requested one
 LEAST_SPAN = 0.5  # of a cell's seconds that its telemetry covers
 _OF_BOARDS = ("allocated_peak_bytes", "active_peak_bytes", "reserved_peak_bytes", "nvml_peak_bytes", "outside_torch_bytes")
@@ -49,21 +51,57 @@ def _of_time(text: str) -> datetime | None:
         return None
 
 
-@rule(Round.PLAUSIBILITY, "clock", "a cell starts before it ends, takes no more time than lies between, and none of it lies in the future")
+@rule(Round.PLAUSIBILITY, "clock",
+      "a run starts before its cells and a cell before it ends, takes no more time than lies between, and none of it lies in the future")
 def _clock(e: Examination) -> Iterator[Fault]:
     latest, began = datetime.now(UTC) + FUTURE, _of_time(e.contents.run.plan["started"])
     if began is None or began > latest:
-        yield "run.json:started", "is no date" if began is None else "lies in the future"
+        yield f"{RUN_FILE}:started", "is no date" if began is None else "lies in the future"
     for name, record in e.contents.records.items():
         e.count()
         where, seconds = f"{name}:provenance", record.provenance.get("seconds")
-        started, ended = (_of_time(record.provenance[key]) for key in ("started", "ended"))
+        started, ended = _span_of(record)
         if started is None or ended is None:
             yield where, "no date"
         elif started > ended or ended > latest:
             yield where, f"it ended at {record.provenance['ended']}" + (", before it started" if started > ended else ", in the future")
+        elif began is not None and started < began - _slack_of(e, record):
+            yield f"{where}.started", f"{record.provenance['started']}; its run started at {e.contents.run.plan['started']}"
         elif seconds is not None and seconds > 1.01 * (ended - started).total_seconds() + SECONDS_APART:  # less: the machine slept
             yield f"{where}.seconds", f"{seconds:.0f} s; between its start and its end lie {(ended - started).total_seconds():.0f} s"
+
+
+def _span_of(record: RunRecord) -> tuple[datetime | None, datetime | None]:
+    started, ended = (_of_time(record.provenance[key]) for key in ("started", "ended"))
+    return started, ended
+
+
+def _slack_of(e: Examination, record: RunRecord) -> timedelta:
+    """By which a cell may seem to start before its run: two machines that share a run need not agree on the time."""
+    run = e.contents.run
+    is_at_home = machine_of(run.environment_of(record)) == machine_of(run.plan.get("environment") or {})
+    return timedelta(seconds=SECONDS_APART) if is_at_home else FUTURE
+
+
+@rule(Round.PLAUSIBILITY, "turns", "cells that ran on one machine took turns, as its lock has them")
+def _turns(e: Examination) -> Iterator[Fault]:
+    """Simulated cells wait for nobody, and nobody for them."""
+    spans: dict[str | None, list[tuple[datetime, datetime, str]]] = defaultdict(list)
+    for name, record in e.contents.records.items():
+        started, ended = _span_of(record)
+        if not is_simulated(record) and started is not None and ended is not None and started <= ended:  # the rule `clock` tells of others
+            e.count()
+            spans[machine_of(e.contents.run.environment_of(record))].append((started, ended, name))
+    for ran in spans.values():
+        last = min(ran)
+        for started, ended, name in sorted(ran)[1:]:
+            if started < last[1] - timedelta(seconds=CLOCK_SET_BACK):
+                yield f"{name}:provenance.started", f"{_told(started)}; {last[2]} ran on this machine until {_told(last[1])}"
+            last = max(last, (started, ended, name), key=lambda span: span[1])
+
+
+def _told(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
 @rule(Round.PLAUSIBILITY, "time-fits", "capture, planning and the steps of a cell fit the time that it took")
@@ -347,6 +385,25 @@ def _same_machine(e: Examination) -> Iterator[Fault]:
     for machines in groups.values():
         if len(machines) > 1:
             yield "", f"cells of one step were measured on {len(machines)} machines"
+
+
+@rule(Round.PLAUSIBILITY, "one-processor", "a machine has one model of processor in all records", Severity.WARNING)
+def _one_processor(e: Examination) -> Iterator[Fault]:
+    """A virtual machine that was moved, or hosts of one name, may make it so; either way its cells were not measured on one machine."""
+    models: dict[str, dict[str, str]] = defaultdict(dict)  # of a machine: model -> where it stands first
+    for name, environment in _environments(e):
+        machine, model = machine_of(environment), (environment.get("cpu") or {}).get("model")
+        if machine is not None and model is not None:
+            e.count()
+            models[machine].setdefault(model, name)
+    for found in models.values():
+        (first, _), *others = found.items()
+        yield from ((f"{name}:environment.cpu.model", f"{model!r}; the same machine has {first!r} elsewhere") for model, name in others)
+
+
+def _environments(e: Examination) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield RUN_FILE, e.contents.run.plan.get("environment") or {}
+    yield from ((name, record.environment) for name, record in e.contents.records.items() if record.environment)
 
 
 @rule(Round.PLAUSIBILITY, "larger-batch", "a larger batch of the same method does not hold less", Severity.WARNING)
