@@ -172,6 +172,29 @@ def test_a_changed_field_that_is_signed_again_is_refused_unless_nothing_follows_
     holds()
 
 
+def blank(body: Any, path: tuple) -> None:
+    put(body, path, None)
+
+
+@pytest.mark.slow
+def test_every_field_that_is_dropped_or_null_is_refused_unless_nothing_follows_from_it(members, tmp_path):
+    """Each of them once, of a list its first item: a random draw meets one field of a thousand too seldom."""
+    accepted = []
+    for name, data in sorted(members.items()):
+        if not name.endswith(".json") or name == "manifest.json":
+            continue
+        file, before = name.rpartition("/")[2], json.loads(data)
+        for path in (p for p in leaves(before) if not any(isinstance(step, int) and step > 0 for step in p)):
+            for how in (drop, blank):
+                body = json.loads(data)
+                how(body, path)
+                if all(FREE.fullmatch(f"{file}:{place}") for place in unlike(before, body)):
+                    continue
+                if not is_refused(forge(members | {name: json.dumps(body).encode()}, tmp_path, KEY)):
+                    accepted.append((name, path, how.__name__))
+    assert accepted == []
+
+
 @pytest.mark.parametrize("many", COUNTS)
 def test_changed_files_that_are_signed_again_are_refused(members, many):
     """Packed content changed, files dropped, added, doubled or exchanged: the hashes in the records hold them."""

@@ -113,6 +113,8 @@ FORGERIES: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {  # what -> 
     "another state": ("training", "delta", lambda b: b["training"].update(state_equal_at_end=False), "training"),
     "a better accuracy": ("training", "delta", lambda b: b["training"]["accuracy"][-1].__setitem__(1, 0.99), "training"),
     "more steps": ("training", "delta", lambda b: b["training"]["steps"].append(7), "training"),
+    "a measured peak of eager": ("training", "delta", lambda b: b.update(eager_peak_is_simulated=False), "simulated-stays-simulated"),
+    "a peak of eager that is neither": ("training", "delta", lambda b: b.update(eager_peak_is_simulated=None), "simulated-stays-simulated"),
     "a larger batch": ("largest", "delta", lambda b: b["search"].update(largest=b["search"]["largest"] + 1), "search"),
     "a faster batch": ("largest", "delta", lambda b: b["search"]["fastest"].update(samples_per_second=1e9), "search"),
     "a hole": ("largest", "delta", lambda b: b["search"].update(holes=[1]), "search"),

@@ -58,6 +58,10 @@ def setting(path: str, value: Any) -> Callable[[Any], None]:
     return change
 
 
+def without(block: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in block.items() if key not in keys}
+
+
 def test_a_genuine_bundle_is_accepted_and_every_rule_was_asked(genuine):
     report = check(genuine)
     assert report.is_accepted and {f.rule for f in report.findings} <= {"not-derived"} and report.bundle == genuine.name
@@ -106,6 +110,12 @@ FORGERIES: dict[str, tuple[str, str, Any, str]] = {  # what -> (method, field, v
     "another warm-up": ("checkpoint", "measured.warmup_steps", 5, "step-times"),
     "recomputes that did not run": ("checkpoint", "measured.recomputes", 0, "simulated"),
     "recomputes that the gate did not run": ("checkpoint", "truth_detail.recomputes", 0, "simulated"),
+    "no offloads, which there were none of": ("checkpoint", "measured", lambda m: without(m, "offloads"), "simulated"),
+    "other recomputes beside no offloads": ("checkpoint", "measured", lambda m: without(m, "offloads") | {"recomputes": 0}, "simulated"),
+    "none of what ran": ("checkpoint", "measured", lambda m: without(m, "recomputes", "offloads", "prefetches"), "simulated"),
+    "no offloads of the gate": ("checkpoint", "truth_detail.offloads", None, "simulated"),
+    "steps of eager against itself": ("eager", "truth_detail.steps", 3, "truth"),
+    "eager was never compared": ("eager", "truth_detail.steps", None, "truth"),
     "eager's peak": ("checkpoint", "eager_peak_bytes", lambda n: 2 * n, "baseline"),
     "a larger budget": ("checkpoint", "budget_bytes", lambda n: n + 1, "budget"),
     "no budget": ("checkpoint", "budget_bytes", None, "budget"),
@@ -189,6 +199,7 @@ SIMULATED: dict[str, tuple[str, Any, str]] = {
     "a measured peak": ("measured.peak_bytes", 5, "simulated-stays-simulated"),
     "a truth": ("truth", "exact", "simulated-stays-simulated"),
     "a measured peak of eager": ("eager_peak_is_simulated", False, "simulated-stays-simulated"),
+    "a peak of eager that is neither": ("eager_peak_is_simulated", None, "simulated-stays-simulated"),
     "a smaller peak of eager": ("eager_peak_bytes", lambda n: n - 1, "against-eager"),
     "a prediction": ("predicted.step_seconds", lambda s: 0.99 * s, "simulated"),
     "a profile's name": ("predicted.profile", "h200", "simulated"),

@@ -158,6 +158,8 @@ def _truth(e: Examination) -> Iterator[Fault]:
         if record.config["method"] == "eager":
             if truth not in (Truth.EXACT, Truth.NOT_RUN):
                 yield where, "eager is the reference itself"
+            if detail:
+                yield from disagreements(f"{name}:truth_detail.steps", detail.get("steps"), 0)
             continue
         if not detail:
             if truth is not Truth.NOT_RUN:

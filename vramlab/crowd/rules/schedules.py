@@ -33,6 +33,7 @@ _SIM = "sim:"
 # Of `predicted`: what is not of the schedule and its device.
 _BESIDE = ("eager_step_seconds", "least_step_seconds", "proof", "swap_vs_recompute", "infeasible", "split_convolutions",
            "inplace_gradients", "sensitivity", "devices", "parallel", "one_device_step_seconds", "speedup_over_one_device")
+_COUNTS = ("recomputes", "offloads", "prefetches")
 _ANY_BOARD = "v100-32gb"  # for what does not depend on a device
 
 
@@ -250,10 +251,7 @@ def _prediction_faults(found: Planned, checked: CheckedSchedule) -> Iterator[Fau
     if found.devices > 1:
         many = simulate_parallel(checked, profile, found.devices).to_json()
         yield from disagreements(f"{where}.parallel", found.record.predicted.get("parallel"), many)
-    if found.record.measured.get("offloads") is not None and found.record.kind == "step":
-        yield from _counts(f"{found.name}:measured", found.record.measured, derived)
-    if found.record.truth_detail.get("offloads") is not None and not checked.tape.micro_batches:
-        yield from _counts(f"{found.name}:truth_detail", found.record.truth_detail, derived)
+    yield from _count_faults(found, checked, derived)
 
 
 def _bound_faults(found: Planned, step_seconds: float) -> Iterator[Fault]:
@@ -265,10 +263,17 @@ def _bound_faults(found: Planned, step_seconds: float) -> Iterator[Fault]:
         yield f"{found.name}:predicted.least_step_seconds", f"{claimed!r} is not between {own!r} of the ops and {step_seconds!r}"
 
 
-def _counts(where: str, claimed: Any, derived: dict[str, Any]) -> Iterator[Fault]:
-    """What ran is what was planned."""
-    for key in ("recomputes", "offloads", "prefetches"):
-        yield from disagreements(f"{where}.{key}", claimed.get(key), derived[key])
+def _count_faults(found: Planned, checked: CheckedSchedule, derived: dict[str, Any]) -> Iterator[Fault]:
+    """What ran is what was planned, and a step that ran says what ran; eager's own counts nothing."""
+    record = found.record
+    is_executed = record.kind == "step" and record.config["method"] != "eager"
+    blocks = [("measured", record.measured, record.measured.get("peak_bytes") is not None)]
+    if not checked.tape.micro_batches:  # else the gate counts over all passes
+        blocks.append(("truth_detail", record.truth_detail, bool(record.truth_detail)))
+    for name, block, has_run in blocks:
+        claimed = {key: block.get(key) for key in _COUNTS}
+        if is_executed and has_run or any(n is not None for n in claimed.values()):
+            yield from disagreements(f"{found.name}:{name}", claimed, {key: derived[key] for key in _COUNTS})
 
 
 def _search_faults(found: Planned, checked: CheckedSchedule) -> Iterator[Fault]:
@@ -297,18 +302,21 @@ def _against_eager(e: Examination) -> Iterator[Fault]:
         yield from disagreements(f"{found.name}:predicted.swap_vs_recompute", record.predicted.get("swap_vs_recompute"), swap)
 
 
-@rule(Round.DERIVATION, "simulated-stays-simulated", "what runs nowhere has no measured number, no truth, and says that eager is simulated")
+@rule(Round.DERIVATION, "simulated-stays-simulated",
+      "what runs nowhere has no measured number and no truth; eager's peak is said to be simulated where no step of eager's was measured")
 def _stays_simulated(e: Examination) -> Iterator[Fault]:
     for name, record in e.contents.records.items():
-        if not record.config["target"].startswith(_SIM):
+        is_simulated = record.config["target"].startswith(_SIM)
+        if is_simulated or record.kind != "step":  # the peak of a step that runs is its baseline's
+            whose = None if record.eager_peak_bytes is None else True
+            yield from disagreements(f"{name}:eager_peak_is_simulated", record.eager_peak_is_simulated, whose)
+        if not is_simulated:
             continue
         e.count()
         for key in set(record.measured) - {"capture_seconds", "seed_seconds", "plan_seconds"}:
             yield f"{name}:measured.{key}", "is claimed to be measured on a simulated target"
         if record.truth != "not_run":
             yield f"{name}:truth", f"{record.truth} is claimed of a simulated target"
-        if record.eager_peak_is_simulated is False:
-            yield f"{name}:eager_peak_is_simulated", "eager's peak is claimed to be measured on a simulated target"
         if record.search and record.search.get("is_simulated") is not True:
             yield f"{name}:search.is_simulated", "a search on a simulated target is simulated"
 

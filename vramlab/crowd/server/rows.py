@@ -116,7 +116,7 @@ def _metrics(record: RunRecord) -> dict[str, Any]:
     block = record.predicted if simulated else record.measured
     ratio = {"median": simulated_ratio(record)} if simulated else record.measured.get("ratio") or {}
     steps = block.get("step_seconds")
-    eager = record.eager_peak_bytes if record.eager_peak_is_simulated in (None, simulated) else None
+    eager = record.eager_peak_bytes if record.eager_peak_is_simulated is simulated else None
     peak = _whole(block.get("peak_bytes"))
     return {
         "peak_bytes": peak, "eager_peak_bytes": _whole(eager), "memory_saved": 1 - peak / eager if peak is not None and eager else None,
