@@ -73,6 +73,20 @@ def test_the_floors_without_torch_load_without_torch():
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
+def loads_bare(module: str) -> subprocess.CompletedProcess:
+    """Imports a module of benchmarks/ or of vramlab where the packages that a bare GPU machine lacks cannot be imported."""
+    lacking = ("pydantic", "typer", "rich", "jinja2", "plotly", "sklearn", "hypothesis", "pytest")
+    code = "\n".join(["import sys", f"sys.modules |= dict.fromkeys({lacking})", "sys.path.insert(0, 'benchmarks')", f"import {module}"])
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_what_is_checked_on_a_bare_gpu_machine_loads_there():
+    """The control: cards cannot be read there."""
+    done = loads_bare("gpu_check")
+    assert done.returncode == 0, done.stderr
+    assert "pydantic" in loads_bare("vramlab.collection").stderr
+
+
 def test_import_linter_agrees():
     """A second reader of the same floors, with contracts in pyproject.toml."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]

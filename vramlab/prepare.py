@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import torch
 
@@ -22,10 +22,12 @@ from vramlab.micro_step import capture_passes
 from vramlab.planner import Budget, Planner, ask, parse_bytes, parse_percent
 from vramlab.prepared import prepared_for
 from vramlab.record import write_atomically
-from vramlab.seeds import Seeds
 from vramlab.simulate import simulate
 from vramlab.tape import Tape
 from vramlab.trace import Metrics
+
+if TYPE_CHECKING:  # seeds reads cards, for which a bare GPU machine has no packages
+    from vramlab.seeds import Seeds
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,14 @@ def plan(
     tape = captured.tape
     eager = simulated_eager_peak(tape) if eager_peak_bytes is None else eager_peak_bytes
     limit = resolve_budget(budget, eager, tape)
-    seeds = seeds_of(tape, profile, limit) if seeds_of else Seeds()
+    seeds = seeds_of(tape, profile, limit) if seeds_of else None
     started = time.perf_counter()
-    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__, tuple(seeds.schedules.values()))
+    begun_with = tuple(seeds.schedules.values()) if seeds else ()
+    schedule = ask(planner, tape, profile, limit, name or type(planner).__name__, begun_with)
     schedule = replace(schedule, micro_batches=tape.micro_batches, needs=prepared_for(needs))
     seconds = time.perf_counter() - started
     checked = check_schedule(tape, schedule, limit)
-    return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit, seeds.seconds)
+    return Plan(captured, checked, simulate(checked, profile).metrics, eager, seconds, limit, seeds.seconds if seeds else 0.0)
 
 
 def simulated_eager_peak(tape: Tape) -> int:
