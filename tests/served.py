@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
 WAIT_SECONDS = 30
+ANSWER_SECONDS = 60  # httpx's own 5 are too few where other work leaves a test little of the processor; what hangs still fails
 
 
 @contextmanager
@@ -28,3 +30,10 @@ def serving(app: FastAPI) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(WAIT_SECONDS)
+
+
+@contextmanager
+def visiting(app: FastAPI) -> Iterator[httpx.Client]:
+    """A client of such a server."""
+    with serving(app) as address, httpx.Client(base_url=address, timeout=ANSWER_SECONDS) as client:
+        yield client

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 
 from collection_by_hand import Made, fill
-from served import serving
+from served import visiting
 from vramlab.collection import Library, find_collections
 from vramlab.crowd.server.app import create_app
 from vramlab.crowd.server.settings import Settings
@@ -67,7 +67,7 @@ def cells(markup: str) -> list[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     app = create_app(Settings(data_dir=tmp_path_factory.mktemp("server"), requests_per_minute=10**6))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with visiting(app) as client:
         with app.state.database.write() as session:
             made = fill(session)
         yield Site(client, made, app)
@@ -301,7 +301,7 @@ def test_an_unknown_model_gives_an_empty_board_and_no_fault(site):
 
 def test_pages_of_many_results_hold_each_of_them_once(tmp_path):
     app = create_app(Settings(data_dir=tmp_path))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with visiting(app) as client:
         with app.state.database.write() as session:
             made = fill(session)
             first = session.get(Result, made.results["delta80"])
@@ -319,7 +319,7 @@ def test_pages_of_many_results_hold_each_of_them_once(tmp_path):
 
 def test_while_the_database_is_away_a_page_says_when_to_come_again(tmp_path, monkeypatch):
     app = create_app(Settings(data_dir=tmp_path))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with visiting(app) as client:
         def away(*_):
             raise OperationalError("SELECT 1", {}, Exception("server closed the connection"))
 
@@ -334,7 +334,7 @@ def test_below_another_path_every_link_stays_below_it(tmp_path):
     app = create_app(Settings(data_dir=tmp_path))
     outer = FastAPI(lifespan=lambda _: app.router.lifespan_context(app))
     outer.mount("/results-of-us", app)
-    with serving(outer) as address, httpx.Client(base_url=address) as client:
+    with visiting(outer) as client:
         with app.state.database.write() as session:
             fill(session)
         for path in ("/", "/leaderboard", "/results", "/papers", "/api"):

@@ -11,7 +11,7 @@ import pytest
 
 from browser import browser
 from collection_by_hand import fill
-from served import serving
+from served import ANSWER_SECONDS, serving
 from test_pages import EVERY_PAGE
 from vramlab.crowd.server.app import create_app
 from vramlab.crowd.server.settings import Settings
@@ -56,7 +56,7 @@ def plain(tmp_path_factory):
 def pages_of(address, made):
     """Every page with every link that it has to others, as far as they are pages."""
     seen, todo = {}, [*EVERY_PAGE, *(f"/results/{number}" for number in made.results.values()), "/compare?result=1&result=2"]
-    with httpx.Client(base_url=address) as client:
+    with httpx.Client(base_url=address, timeout=ANSWER_SECONDS) as client:
         while todo:
             path = todo.pop()
             if path not in seen and not path.startswith("/api/v1"):
@@ -81,7 +81,7 @@ def test_nothing_that_a_submitter_wrote_runs(chromium, tmp_path, hostile):
             assert said == [], (path, said)
             page.said.clear()
         assert [asked for asked in page.asked if not asked.startswith(address)] == []
-    assert len(pages) > 40 and httpx.get(f"{address}/results/1").status_code == 200  # the table is still there
+    assert len(pages) > 40 and httpx.get(f"{address}/results/1", timeout=ANSWER_SECONDS).status_code == 200  # the table is still there
 
 
 def test_the_test_above_would_see_what_runs(chromium, tmp_path):

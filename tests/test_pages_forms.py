@@ -6,12 +6,11 @@ import re
 import shutil
 from datetime import timedelta
 
-import httpx
 import pytest
 from sqlalchemy import func, select
 
 from collection_by_hand import fill
-from served import serving
+from served import visiting
 from vramlab.crowd.server.accounts import revoke_token
 from vramlab.crowd.server.app import create_app
 from vramlab.crowd.server.database import Database
@@ -40,7 +39,7 @@ def filled(tmp_path_factory):
 def site(filled, tmp_path):
     shutil.copytree(filled[0], tmp_path / "server")
     app = create_app(Settings(data_dir=tmp_path / "server"))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with visiting(app) as client:
         client.made, client.app = filled[1], app
         yield client
 
@@ -74,7 +73,7 @@ def test_a_session_cookie_is_out_of_reach_of_scripts_and_other_sites(site):
 
 def test_behind_https_the_cookie_is_secure(tmp_path):
     app = create_app(Settings(data_dir=tmp_path, public_url="https://results.example.org"))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with visiting(app) as client:
         with app.state.database.write() as session:
             token = fill(session).tokens["ada"]
         page = client.get("/login")

@@ -6,11 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
-import httpx
 import pytest
 import typer.main
 
-from served import serving
+from served import visiting
 from vramlab.cli.app import app as command_line
 from vramlab.crowd.server.app import create_app
 from vramlab.crowd.server.settings import PREFIX, Settings
@@ -86,5 +85,5 @@ def test_every_address_is_one(tmp_path):
     app = create_app(Settings(data_dir=tmp_path))
     of_api = {path for path in told if path.startswith("/api/")}
     assert {path.replace("BUNDLE", "{bundle}") for path in of_api} <= set(app.openapi()["paths"])
-    with serving(app) as address:
-        assert [path for path in told - of_api if httpx.get(f"{address}{path}").status_code != 200] == []
+    with visiting(app) as client:
+        assert [path for path in told - of_api if client.get(path).status_code != 200] == []
