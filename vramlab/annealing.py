@@ -14,16 +14,18 @@ import math
 
 import numpy as np
 
-from vramlab.gaps import DROP, KEEP, SWAP
+from vramlab.gaps import AFTER, BETWEEN, BRIEF, DROP, KEEP, MOST_AHEAD, SWAP
 from vramlab.kernels import bare  # and decode: as in residence.py, touch this file when one of them changes
-from vramlab.occupancy import AWAY, BLOCKED, DEVICE_FULL, EFFORT, FITS, HERE, HOST_FULL, NOW, SAME, SHORT
+from vramlab.occupancy import AGAIN, AWAY, BLOCKED, DEVICE_FULL, EFFORT, FITS, HERE, HOST_FULL, NOW, SAME, SHORT
 from vramlab.residence import begin_try, decode, decode_from, keep, row_of
 
 MOST_CHANGES = 256  # gaps that one try may change, those of its repairs included
 DRAWN = 10  # gaps among which a repair chooses
 HOTTEST = 0.004, 1e-5  # of the step's seconds: what a try may be worse by, at the beginning and at the end of a round
 PRICES = 0.02, 1.5  # of a second of the link, in seconds of the device, between which a repair draws
+UNHIDDEN = 1.0  # at least, of a copy for which the step stands still
 OF_POOL = 0.95  # of the draws of a gap
+AHEAD = 0.1  # of the draws by which something is dropped: it is computed again ahead of its use
 INSISTS = 0.7  # of the draws of a variant
 OP_CHANGES = 2**20  # added to an op in the list of changes: its variant
 
@@ -36,12 +38,16 @@ def _drawn(pool, gaps):
 
 @bare
 def _open_at(step, w, op, pool):
-    """A gap whose storage is on the device at the op that did not fit, and not used there; drawn, -1 where no draw found one."""
+    """A gap whose storage is on the device at the op that did not fit, and not used there; drawn, -1 where no draw found one.
+
+    Where it was what runs again before the op, that may be one that the op uses: it comes back after that.
+    """
     for _ in range(80):
         g = _drawn(pool, len(step.gap_storage))
         s = step.gap_storage[g]
-        if step.gap_begin[g] < op < step.gap_end[g] and w.where[s] == HERE and w.gap[s] == g and w.wanted[s] == 0:
-            return g
+        if step.gap_begin[g] < op <= step.gap_end[g] and w.where[s] == HERE and w.gap[s] == g:
+            if w.wanted[s] == (op == step.gap_end[g]) and (op < step.gap_end[g] or w.count[AGAIN]):
+                return g
     return -1
 
 
@@ -81,10 +87,11 @@ def _repair(step, choices, costs, w, changed, old, changes, price, pool):
             continue
         s = step.gap_storage[g]
         again = _again(step, w, s)
-        cost, action = price * (costs.d2h_seconds[s] + costs.h2d_seconds[s]), SWAP
+        is_hidden = op < step.gap_end[g] and step.gap_kind[g] != BRIEF  # others' copies have next to nothing to hide behind
+        cost, action = (price if is_hidden else max(price, UNHIDDEN)) * (costs.d2h_seconds[s] + costs.h2d_seconds[s]), SWAP
         if choices.action[g] != KEEP:  # it came back early
             cost, action = min(cost, again), choices.action[g]
-        elif step.gap_may_drop[g] and (again < cost or costs.host_budget < step.nbytes[s]):
+        elif op < step.gap_end[g] and step.gap_may_drop[g] and (again < cost or costs.host_budget < step.nbytes[s]):
             cost, action = again, DROP
         cost /= min(step.nbytes[s], 2 * short)
         if cost < best_cost:
@@ -99,6 +106,8 @@ def _change(choices, g, action, stays, changed, old, changes):
     """Change a gap and note how it was."""
     changed[changes] = g
     old[changes, 0], old[changes, 1], old[changes, 2] = choices.action[g], choices.stays[g], choices.lead[g]
+    if action == DROP:
+        choices.lead[g] = 0
     choices.action[g], choices.stays[g] = action, stays
     return changes + 1
 
@@ -119,9 +128,19 @@ def _other(step, choices, g):
     a = np.random.randint(3)
     if a == choices.action[g]:
         a = (a + 1) % 3
-    if a == DROP and not step.gap_may_drop[g]:
+    if a == DROP and not step.gap_could_drop[g]:
         a = KEEP if choices.action[g] == SWAP else SWAP
     return a
+
+
+@bare
+def _holds_more(step, choices, changed, changes):
+    """Is something kept or copied after its last use? Most often that is of no use and takes no time, and memory would fill with it."""
+    for k in range(changes):
+        g = changed[k]
+        if g < OP_CHANGES and step.gap_kind[g] == AFTER and choices.action[g] != DROP:
+            return True
+    return False
 
 
 @bare
@@ -144,7 +163,10 @@ def _propose(step, choices, w, cost, changed, old, pool, tunable):
         return _change(choices, g, _other(step, choices, g), True, changed, old, 0)
     if draw < 0.50:
         g = _drawn(pool, gaps)
-        return _change(choices, g, _other(step, choices, g), choices.stays[g], changed, old, 0)
+        changes = _change(choices, g, _other(step, choices, g), choices.stays[g], changed, old, 0)
+        if choices.action[g] == DROP and np.random.random() < AHEAD:
+            choices.lead[g] = 1 + np.random.randint(MOST_AHEAD)
+        return changes
     if draw < 0.60:  # two at once
         g, h = _drawn(pool, gaps), _costly(choices, cost, pool)
         changes = _change(choices, g, _other(step, choices, g), True, changed, old, 0)
@@ -155,7 +177,7 @@ def _propose(step, choices, w, cost, changed, old, pool, tunable):
     if draw < 0.78:
         g = _costly(choices, cost, pool)
         changes = _change(choices, g, choices.action[g], choices.stays[g], changed, old, 0)
-        choices.lead[g] = np.random.randint(3)
+        choices.lead[g] = np.random.randint(MOST_AHEAD + 1 if choices.action[g] == DROP else 3)
         return changes
     if draw < 0.88 and len(tunable) > 0:
         return _tune(step, choices, w, changed, old, tunable)
@@ -186,7 +208,7 @@ def _segment(step, choices, changed, old):
     first, action, changes = np.random.randint(gaps), np.random.randint(3), 0
     stays, length = np.random.random() < 0.8, 2 + np.random.randint(14)
     for g in range(first, min(gaps, first + length)):
-        if action == DROP and not step.gap_may_drop[g]:
+        if step.gap_kind[g] != BETWEEN or (action == DROP and not step.gap_could_drop[g]):
             continue
         if step.gap_end[g] - step.gap_begin[g] < (step.gap_end[first] - step.gap_begin[first]) // 2:
             continue
@@ -204,6 +226,8 @@ def _first_row(step, choices, changed, old, begin, end):
             row = min(row, row_of(step, g - OP_CHANGES))
         elif old[k, 0] != choices.action[g] or (old[k, 1] != 0) != choices.stays[g]:
             row = min(row, row_of(step, step.gap_from[g]))
+        elif choices.action[g] == DROP and old[k, 2] != choices.lead[g]:
+            row = min(row, row_of(step, step.gap_end[g] - max(old[k, 2], choices.lead[g])))
     return row
 
 
@@ -239,6 +263,8 @@ def anneal(step, choices, best, costs, w, pool, tunable, changed, old, cost, see
         worse = now * heat * HOTTEST[0] * (HOTTEST[1] / HOTTEST[0]) ** ((w.count[EFFORT] - begun) / effort)
         limit = now - worse * math.log(1.0 - np.random.random())
         changes = _propose(step, choices, w, cost, changed, old, pool, tunable)
+        if _holds_more(step, choices, changed, changes):
+            limit = now * (1 - 1e-9)
         price = PRICES[0] * (PRICES[1] / PRICES[0]) ** np.random.random()
         row = _first_row(step, choices, changed, old, 0, changes)
         begin_try(step, w, row)
@@ -280,7 +306,7 @@ def sweep(step, choices, costs, w, pool, effort):
         for g in pool:
             for action in (KEEP, SWAP, DROP):
                 before, row = choices.action[g], row_of(step, step.gap_from[g])
-                if action == before or (action == DROP and not step.gap_may_drop[g]) or w.count[EFFORT] >= until:
+                if action == before or (action == DROP and not step.gap_could_drop[g]) or w.count[EFFORT] >= until:
                     continue
                 choices.action[g] = action
                 begin_try(step, w, row)

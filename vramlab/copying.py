@@ -15,7 +15,7 @@ from vramlab.gaps import KEEP, NONE, SWAP
 from vramlab.kernels import COMPUTE, FREE, FREE_HOST, OFFLOAD, PREFETCH, RECOMPUTE, WAIT, bare, inlined
 from vramlab.occupancy import (
     AWAY, BACKS, BLOCKED, BORROW, BOTH, COMING, D2H_FREE, EARLY, EFFORT, EVENTS, FIRST, FITS, GO, H2D_FREE, HERE, HOST, HOST_FULL, LAST,
-    LEAVING, LIVE, NOW, OUT, QUIT, RUN, RUNS, SLOW, STALLED, TOO_LONG, WRITTEN,
+    LEAVING, LIVE, NOW, OUT, QUIT, RUN, RUNS, SLOW, STALLED, IMPOSSIBLE, WRITTEN,
 )
 
 
@@ -172,11 +172,15 @@ def _copy_out(step, costs, w, s):
 
 @inlined
 def _quit(step, w, s):
-    """It leaves, its host copy too."""
-    _settle_copy(step, w, s)
-    _write(w, FREE, s)
+    """It leaves, its host copy too, if it has not left before."""
+    _stay(w, s)
+    if w.where[s] == OUT:
+        _drop_copy(step, w, s)
+    else:
+        _settle_copy(step, w, s)
+        _write(w, FREE, s)
+        w.count[LIVE] -= step.nbytes[s]
     w.where[s] = AWAY
-    w.count[LIVE] -= step.nbytes[s]
 
 
 @inlined
@@ -219,7 +223,7 @@ def _timed_run(step, costs, w, r):
 
 @bare
 def clock_step(step, choices, costs, w, limit):
-    """The third pass. What came of it: FITS, HOST_FULL, TOO_LONG, or SLOW: it takes more than `limit` seconds, as is seen on the way."""
+    """The third pass. What came of it: FITS, HOST_FULL, IMPOSSIBLE, or SLOW: it takes more than `limit` seconds, as is seen on the way."""
     whole = w.log.run_begin[w.count[RUNS]]
     w.where[:], w.slot[:], w.copy_end[:], w.clock[:], w.stall[:], w.issued[:w.count[BACKS]] = AWAY, NONE, 0.0, 0.0, 0.0, False
     w.count[WRITTEN], w.count[HOST], w.count[FIRST], w.count[LAST], w.count[LIVE] = 0, 0, 0, 0, step.state_bytes
@@ -250,14 +254,14 @@ def clock_step(step, choices, costs, w, limit):
             first += 1
         if kind != RUN:
             if not _end_back(step, choices, costs, w, operand, kind == BORROW):
-                return TOO_LONG
+                return IMPOSSIBLE
         elif run < w.count[RUNS]:
             w.count[EFFORT] += 1
             if not _timed_run(step, costs, w, run):
-                return TOO_LONG
+                return IMPOSSIBLE
             if w.clock[NOW] + (whole - w.log.run_begin[run + 1]) > limit:
                 return SLOW
     for s in range(len(w.where)):
         if step.is_kept[s]:
             _settle_copy(step, w, s)
-    return FITS if w.count[WRITTEN] <= len(w.code) else TOO_LONG
+    return FITS if w.count[WRITTEN] <= len(w.code) else IMPOSSIBLE

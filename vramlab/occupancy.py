@@ -4,7 +4,8 @@ Ops run first in tape order, with what has to run again; what is swapped is away
 that fits. Memory depends on order alone, so this pass says whether the choices fit at all. It writes a log, and saves where it stands
 every so many ops: choices that differ only from some op on are walked from the last saved row before it.
 
-What is brought back early because something else is computed from it stays until its own turn, or leaves again, as `stays` says.
+What is brought back early because something else is computed from it stays until its own turn, or leaves again, as `stays` says. So it is
+of what is kept after its last use for the sake of that. What was dropped may be computed again some ops ahead of its turn.
 Import this module when it is needed: numba is slow to load.
 """
 
@@ -14,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vramlab.gaps import DROP, KEEP, NONE, SWAP, Step
+from vramlab.gaps import AFTER, DROP, KEEP, NONE, SWAP, Step
 from vramlab.kernels import bare, inlined
 
 AWAY, HERE, OUT, LEAVING, BOTH, COMING = range(6)  # absent, resident, on the host, and in the later passes only: offloading, ...
-FITS, DEVICE_FULL, HOST_FULL, TOO_LONG, SLOW = range(5)  # what came of it
+FITS, DEVICE_FULL, HOST_FULL, IMPOSSIBLE, SLOW = range(5)  # what came of it; IMPOSSIBLE: too many runs, or one that may not be
 RUN, GO, EARLY, FETCH, BORROW, QUIT = range(6)  # events: a run; leaves for the host; is copied there; comes back; likewise, early; is gone
 LONGEST = 6  # runs an op of the tape, at most
 
@@ -56,8 +57,10 @@ class Work(NamedTuple):
     gap: np.ndarray  # int32 [storages]: the one that it is in, or NONE
     next: np.ndarray  # int32 [storages]: the op that needs it next
     wanted: np.ndarray  # int32 [storages]: by runs that are about to come
-    brought: np.ndarray  # bool [storages]: back before its own turn
+    brought: np.ndarray  # bool [storages]: back before its own turn, or kept after its last use
     out_run: np.ndarray  # int32 [storages]: the run before which it may come back at the earliest
+    ahead: np.ndarray  # int32 [ops + 1]: the first gap whose storage is computed again before this op, ahead of its use; or NONE
+    ahead_next: np.ndarray  # int32 [gaps]: the next one of the same op, or NONE
     mark: np.ndarray  # int64 [ops]: of which search for what has to run again
     stack: np.ndarray  # int32 [ops + 1]
     row_where: np.ndarray  # int8 [2 rows, storages]: states that were saved: of row r in side i that at 2 r + i
@@ -81,8 +84,9 @@ class Work(NamedTuple):
     variant: np.ndarray  # int32 [instructions]: where it stands in the step's variants
 
 
-EVENTS, RUNS, BACKS, WRITTEN, STAMP, BLOCKED, SHORT, LIVE, HOST, FIRST, LAST, SAME, EFFORT, COUNTS = range(14)
-# BLOCKED: the op that did not fit, or the gap for which the host has no room; EFFORT: ops walked and runs timed, ever
+EVENTS, RUNS, BACKS, WRITTEN, STAMP, BLOCKED, SHORT, LIVE, HOST, FIRST, LAST, SAME, EFFORT, AGAIN, COUNTS = range(15)
+# BLOCKED: the op that did not fit, or the gap for which the host has no room; AGAIN: was it what runs again before that op;
+# EFFORT: ops walked and runs timed, ever
 NOW, D2H_FREE, H2D_FREE, STALLED, CLOCKS = range(5)
 
 
@@ -94,7 +98,8 @@ def work_for(step: Step) -> Work:
     return Work(
         log=_log(step, runs, events, backs), kept=_log(step, runs, events, backs),
         where=np.zeros(storages, np.int8), gap=_ints(storages), next=_ints(storages), wanted=_ints(storages),
-        brought=np.zeros(storages, np.bool_), out_run=_ints(storages), mark=np.zeros(ops, np.int64), stack=_ints(ops + 1),
+        brought=np.zeros(storages, np.bool_), out_run=_ints(storages), ahead=_ints(ops + 1),
+        ahead_next=_ints(gaps), mark=np.zeros(ops, np.int64), stack=_ints(ops + 1),
         row_where=np.zeros((2 * step.rows, storages), np.int8), row_brought=np.zeros((2 * step.rows, storages), np.bool_),
         row_out_run=np.zeros((2 * step.rows, storages), np.int32), row_count=np.zeros((2 * step.rows, COUNTS), np.int64),
         back_next=_ints(backs), high=np.zeros(runs, np.int64), due=_ints(runs), queue=_ints(backs), issued=np.zeros(backs, np.bool_),
@@ -134,10 +139,18 @@ def _leave(step, action, w, s):
         _note(w, GO, g)
         w.where[s] = OUT
         w.out_run[s] = w.count[RUNS]
+        w.count[LIVE] -= step.nbytes[s]
     else:
-        _note(w, QUIT, s)
-        w.where[s] = AWAY
-    w.count[LIVE] -= step.nbytes[s]
+        _discard(step, w, s)
+
+
+@inlined
+def _discard(step, w, s):
+    """It is nowhere any more."""
+    _note(w, QUIT, s)
+    if w.where[s] == HERE:
+        w.count[LIVE] -= step.nbytes[s]
+    w.where[s] = AWAY
 
 
 @inlined
@@ -175,7 +188,7 @@ def _run(step, w, op, is_first, reuse, lends, leaner, budget, at):
     inside += step.variant_bytes[choice]
     w.count[SHORT] = live + made + inside - budget
     if w.count[SHORT] > 0 or r + 2 >= len(w.log.run_op):
-        w.count[BLOCKED] = at
+        w.count[BLOCKED], w.count[AGAIN] = at, not is_first
         return False
     w.log.run_op[r], w.log.run_first[r], w.log.run_reuse[r], w.log.run_lends[r], w.log.run_variant[r] = op, is_first, reuse, lends, choice
     if is_first:
@@ -189,7 +202,7 @@ def _run(step, w, op, is_first, reuse, lends, leaner, budget, at):
 
 @bare
 def _missing_ops(step, w, at):
-    """Fill the stack with the ops that have to run again before op `at`, in tape order; how many."""
+    """Fill the stack with the ops that are to run again before op `at`, in tape order; how many, -1 where one of them may not."""
     w.count[STAMP] += 1
     stamp, found, looked = w.count[STAMP], 0, 0
     for k in range(step.first_need[at], step.first_need[at + 1]):
@@ -198,9 +211,19 @@ def _missing_ops(step, w, at):
             w.mark[step.producer[s]] = stamp
             w.stack[found] = step.producer[s]
             found += 1
+    g = w.ahead[at]
+    while g != NONE:
+        s = step.gap_storage[g]
+        if w.where[s] == AWAY and w.mark[step.producer[s]] != stamp:
+            w.mark[step.producer[s]] = stamp
+            w.stack[found] = step.producer[s]
+            found += 1
+        g = w.ahead_next[g]
     while looked < found:
         op = w.stack[looked]
         looked += 1
+        if op < 0 or step.until[op] < at:
+            return -1
         for k in range(step.first_read[op], step.first_read[op + 1]):
             s = step.read[k]
             if w.where[s] == AWAY and w.mark[step.producer[s]] != stamp:
@@ -219,19 +242,28 @@ def _missing_ops(step, w, at):
 
 
 @inlined
-def _settle(step, choices, w, s):
-    """Nothing that is about to run reads it: it stays until its turn, or leaves again."""
+def _is_over(step, w, s, at):
+    """Is it of no use any more from op `at` on?"""
     g = w.gap[s]
-    w.brought[s] = False
-    if w.next[s] > step.ops or (g != NONE and choices.action[g] != KEEP and not choices.stays[g]):
-        _leave(step, choices.action, w, s)
+    return w.next[s] > step.ops and (g == NONE or step.gap_end[g] < at)
 
 
 @inlined
-def _is_last(step, choices, w, s):
+def _settle(step, choices, w, s, at):
+    """Nothing that is about to run reads it: it stays until its turn, or leaves again."""
+    g = w.gap[s]
+    if _is_over(step, w, s, at):
+        _discard(step, w, s)
+    elif g != NONE and not choices.stays[g] and (choices.action[g] != KEEP or step.gap_kind[g] == AFTER):
+        _leave(step, choices.action, w, s)
+    w.brought[s] = g != NONE and step.gap_kind[g] == AFTER
+
+
+@inlined
+def _is_last(step, choices, w, s, at):
     """Does it leave for good, or until it is computed again, once the run that is about to come has read it?"""
     g = w.gap[s]
-    leaves = w.next[s] > step.ops or (g != NONE and choices.action[g] == DROP and not choices.stays[g])
+    leaves = _is_over(step, w, s, at) or (g != NONE and choices.action[g] == DROP and not choices.stays[g])
     return leaves and w.where[s] == HERE and w.brought[s] and w.wanted[s] == 1
 
 
@@ -239,6 +271,9 @@ def _is_last(step, choices, w, s):
 def _run_again(step, choices, w, at, budget):
     """All that has to run again before op `at`."""
     found = _missing_ops(step, w, at)
+    if found < 0:
+        w.count[SHORT] = 0
+        return False
     for j in range(found):
         for k in range(step.first_read[w.stack[j]], step.first_read[w.stack[j] + 1]):
             w.wanted[step.read[k]] += 1
@@ -249,51 +284,92 @@ def _run_again(step, choices, w, at, budget):
             if w.where[step.read[k]] == OUT:
                 _fetch(step, w, step.read[k], w.next[step.read[k]] != at)
         out, taken = step.takeover[op, 0], step.takeover[op, 1]
-        is_free = taken != NONE and w.where[out] == AWAY and _is_last(step, choices, w, taken)
+        is_free = taken != NONE and w.where[out] == AWAY and _is_last(step, choices, w, taken, at)
         if not _run(step, w, op, False, taken if is_free else NONE, False, choices.leaner[op], budget, at):
             return False
         for k in range(reads, past_reads):
             s = step.read[k]
             w.wanted[s] -= 1
             if w.wanted[s] == 0 and w.brought[s] and w.where[s] == HERE:
-                _settle(step, choices, w, s)
+                _settle(step, choices, w, s, at)
         for k in range(step.first_made[op], step.first_made[op + 1]):
             s = step.made[k]
             if w.wanted[s] == 0 and w.brought[s] and w.where[s] == HERE:
-                _settle(step, choices, w, s)
+                _settle(step, choices, w, s, at)
     return True
 
 
 @inlined
+def _want_ahead(step, w, at, by):
+    """Count what is to be computed again ahead of its use as wanted, or no more. Is any of it missing?"""
+    is_missing, g = False, w.ahead[at]
+    while g != NONE:
+        s = step.gap_storage[g]
+        w.wanted[s] += by
+        is_missing = is_missing or w.where[s] == AWAY
+        if by < 0:
+            w.brought[s] = False
+        g = w.ahead_next[g]
+    return is_missing
+
+
+@inlined
+def _culprit(step, w, at):
+    """The gap that ends with what runs again before op `at`."""
+    culprit, g = NONE, w.ahead[at]
+    while g != NONE:
+        culprit, g = max(culprit, g), w.ahead_next[g]
+    for k in range(step.first_need[at], step.first_need[at + 1]):
+        if w.where[step.need[k]] == AWAY:
+            culprit = w.gap[step.need[k]]
+    return culprit
+
+
+@inlined
 def _bring(step, choices, w, at, budget):
-    """Make readable what op `at` needs."""
-    is_missing, began = False, w.log.run_begin[w.count[RUNS]]
+    """Make readable what op `at` needs, and what is computed again ahead of its use."""
+    began = w.log.run_begin[w.count[RUNS]]
     w.log.again_gap[at] = NONE
+    is_missing = _want_ahead(step, w, at, 1)
     for k in range(step.first_need[at], step.first_need[at + 1]):
         w.wanted[step.need[k]] += 1
         is_missing = is_missing or w.where[step.need[k]] == AWAY
     if is_missing:
-        culprit = NONE
-        for k in range(step.first_need[at], step.first_need[at + 1]):
-            if w.where[step.need[k]] == AWAY:
-                culprit = w.gap[step.need[k]]
+        culprit = _culprit(step, w, at)
         if not _run_again(step, choices, w, at, budget):
             return False
         w.log.again_gap[at], w.log.again[at] = culprit, w.log.run_begin[w.count[RUNS]] - began
+    _want_ahead(step, w, at, -1)
     for k in range(step.first_need[at], step.first_need[at + 1]):
         s = step.need[k]
         w.brought[s] = False
         if w.where[s] == OUT:
             _fetch(step, w, s, False)
+    for k in range(step.first_over[at], step.first_over[at + 1]):
+        s = step.gap_storage[step.over[k]]
+        if w.where[s] != AWAY:
+            _discard(step, w, s)
     return True
 
 
 @inlined
-def _after_use(step, action, w, s, gap, following):
+def _plan_ahead(step, choices, w, g, at):
+    """What is dropped in a gap may have to be computed again ahead of its use, at op `at` or later."""
+    if choices.action[g] == DROP and choices.lead[g] > 0 and step.gap_kind[g] != AFTER:
+        before = max(step.gap_end[g] - choices.lead[g], step.gap_begin[g] + 2)
+        if at <= before < step.gap_end[g]:
+            w.ahead_next[g], w.ahead[before] = w.ahead[before], g
+
+
+@inlined
+def _after_use(step, choices, w, s, gap, following):
     """Its use by a first run is over."""
     w.gap[s], w.next[s] = gap, following
-    if w.where[s] == HERE and (following > step.ops or (gap != NONE and action[gap] != KEEP)):
-        _leave(step, action, w, s)
+    if gap != NONE:
+        _plan_ahead(step, choices, w, gap, step.gap_begin[gap] + 1)
+        w.brought[s] = step.gap_kind[gap] == AFTER
+    if w.where[s] == HERE and ((gap == NONE and following > step.ops) or (gap != NONE and choices.action[gap] != KEEP)):
+        _leave(step, choices.action, w, s)
 
 
 @inlined
@@ -314,7 +390,7 @@ def _taken(step, choices, w, op, action):
     for k in range(step.first_need[op], step.first_need[op + 1]):
         if step.need[k] == taken:
             gap = step.need_gap[k]
-            is_last = step.need_next[k] > step.ops or (gap != NONE and choices.action[gap] == action)
+            is_last = choices.action[gap] == action if gap != NONE else step.need_next[k] > step.ops
             return taken if is_last else NONE
     return NONE
 
@@ -322,7 +398,7 @@ def _taken(step, choices, w, op, action):
 @bare
 def _begin(step, choices, w, budget):
     """What is there at the start. False where that does not fit."""
-    w.where[:], w.gap[:], w.next[:], w.brought[:] = AWAY, NONE, step.ops + 1, False
+    w.where[:], w.gap[:], w.next[:], w.brought[:], w.ahead[:] = AWAY, NONE, step.ops + 1, False, NONE
     w.count[EVENTS], w.count[RUNS], w.count[BACKS], w.count[LIVE], w.log.run_begin[0] = 0, 0, 0, step.state_bytes, 0.0
     begin, end = step.first_made[step.ops], step.first_made[step.ops + 1]
     for k in range(begin, end):
@@ -332,7 +408,7 @@ def _begin(step, choices, w, budget):
         w.count[BLOCKED], w.count[SHORT] = 0, w.count[LIVE] - budget
         return False
     for k in range(begin, end):
-        _after_use(step, choices.action, w, step.made[k], step.made_gap[k], step.made_next[k])
+        _after_use(step, choices, w, step.made[k], step.made_gap[k], step.made_next[k])
     return True
 
 
@@ -348,12 +424,15 @@ def _keep_row(w, row):
 
 
 @bare
-def _start_at(step, w, row):
+def _start_at(step, choices, w, row):
     """The walk stands where it was saved."""
     at = 2 * row + w.log.row_side[row]
+    w.ahead[:] = NONE
     for s in range(len(w.where)):
         w.where[s], w.brought[s], w.out_run[s] = w.row_where[at, s], w.row_brought[at, s], w.row_out_run[at, s]
         w.gap[s], w.next[s] = step.row_gap[row, s], step.row_next[row, s]
+        if w.gap[s] != NONE:
+            _plan_ahead(step, choices, w, w.gap[s], row * step.spacing)
     w.count[EVENTS], w.count[RUNS] = w.row_count[at, EVENTS], w.row_count[at, RUNS]
     w.count[BACKS], w.count[LIVE] = w.row_count[at, BACKS], w.row_count[at, LIVE]
 
@@ -396,11 +475,11 @@ def copy_log(step, w, source, target, low, high):
 
 @bare
 def occupy(step, choices, w, budget, row, limit):
-    """The first pass, from a saved row on; 0 is the start. What came of it: FITS, DEVICE_FULL, TOO_LONG, or SLOW: not within `limit`."""
+    """The first pass, from a saved row on; 0 is the start. What came of it: FITS, DEVICE_FULL, IMPOSSIBLE, or SLOW: not within `limit`."""
     w.wanted[:] = 0
-    w.count[BLOCKED], w.count[SHORT] = NONE, 0
+    w.count[BLOCKED], w.count[SHORT], w.count[AGAIN] = NONE, 0, False
     if row > 0:
-        _start_at(step, w, row)
+        _start_at(step, choices, w, row)
     elif not _begin(step, choices, w, budget):
         return DEVICE_FULL
     for op in range(row * step.spacing, step.ops):
@@ -408,12 +487,12 @@ def occupy(step, choices, w, budget, row, limit):
         if op % step.spacing == 0 and op > row * step.spacing:
             _keep_row(w, op // step.spacing)
         if not _bring(step, choices, w, op, budget) or not _first_run(step, choices, w, op, budget):
-            return DEVICE_FULL if w.count[SHORT] > 0 else TOO_LONG
+            return DEVICE_FULL if w.count[SHORT] > 0 else IMPOSSIBLE
         if w.log.run_begin[w.count[RUNS]] + step.seconds_left[op + 1] > limit:
             return SLOW
     if row < step.rows - 1:
         if not _bring(step, choices, w, step.ops, budget):
-            return DEVICE_FULL if w.count[SHORT] > 0 else TOO_LONG
+            return DEVICE_FULL if w.count[SHORT] > 0 else IMPOSSIBLE
         _keep_row(w, step.rows - 1)
     return _end(step, w, budget)
 
@@ -422,11 +501,11 @@ def occupy(step, choices, w, budget, row, limit):
 def _end(step, w, budget):
     """What must hold at the end."""
     r = w.count[RUNS]
-    w.count[BLOCKED], w.count[SHORT] = step.ops, w.count[LIVE] - budget
+    w.count[BLOCKED], w.count[SHORT], w.count[AGAIN] = step.ops, w.count[LIVE] - budget, False
     w.log.run_op[r], w.log.run_high[r], w.log.run_made[r], w.log.run_inside[r] = NONE, w.count[LIVE], 0, 0
     if w.count[SHORT] > 0:
         return DEVICE_FULL
-    return FITS if w.count[EVENTS] <= len(w.log.event) and w.count[BACKS] <= len(w.log.back_run) else TOO_LONG
+    return FITS if w.count[EVENTS] <= len(w.log.event) and w.count[BACKS] <= len(w.log.back_run) else IMPOSSIBLE
 
 
 @inlined
@@ -441,9 +520,9 @@ def _first_run(step, choices, w, op, budget):
     for k in range(step.first_need[op], step.first_need[op + 1]):
         s = step.need[k]
         w.wanted[s] -= 1
-        _after_use(step, choices.action, w, s, step.need_gap[k], step.need_next[k])
+        _after_use(step, choices, w, s, step.need_gap[k], step.need_next[k])
     for k in range(step.first_made[op], step.first_made[op + 1]):
         if step.made_early[k] != NONE and choices.action[step.made_early[k]] == SWAP:
             _note(w, EARLY, step.made_early[k])
-        _after_use(step, choices.action, w, step.made[k], step.made_gap[k], step.made_next[k])
+        _after_use(step, choices, w, step.made[k], step.made_gap[k], step.made_next[k])
     return True

@@ -12,7 +12,7 @@ import numpy as np
 from vramlab.copying import clock_step, place_backs
 from vramlab.device import DeviceProfile
 from vramlab.edits import costs_of
-from vramlab.gaps import DROP, NONE, SWAP, Choices, flatten, variants_of
+from vramlab.gaps import AFTER, DROP, KEEP, NONE, SWAP, Choices, flatten, variants_of
 from vramlab.kernels import COMPUTE, FREE, FREE_HOST, OFFLOAD, PREFETCH, RECOMPUTE, WAIT, bare, inlined
 from vramlab.occupancy import EFFORT, FITS, NOW, SAME, WRITTEN, copy_log, occupy, work_for
 from vramlab.planner import Budget
@@ -85,8 +85,9 @@ class Residence:
         return len(self.step.gap_storage)
 
     def choices(self) -> Choices:
-        """Everything is kept, and each op takes its fastest variant that fits."""
-        return Choices(np.zeros(self.gaps, np.int8), np.ones(self.gaps, np.bool_), np.zeros(self.gaps, np.int8),
+        """Everything is kept as long as an op of the tape needs it, and each op takes its fastest variant that fits."""
+        is_over = self.step.gap_kind == AFTER
+        return Choices(np.where(is_over, DROP, KEEP).astype(np.int8), ~is_over, np.zeros(self.gaps, np.int8),
                        np.zeros(self.step.ops, np.int8))
 
     def decode(self, choices: Choices) -> tuple[int, float]:
@@ -108,15 +109,33 @@ class Residence:
 
     def choices_of(self, schedule: Schedule) -> Choices:
         """What a schedule of the tape has chosen, as far as gaps can say: in each, how its storage left and came back last."""
-        choices, returns = self.choices(), _returns(self.tape, schedule)
-        for g, (s, begin, end) in enumerate(zip(self.step.gap_storage.tolist(), self.step.gap_begin.tolist(), self.step.gap_end.tolist())):
+        choices, returns, rereads, step = self.choices(), _returns(self.tape, schedule), _rereads(self.tape, schedule), self.step
+        for g, (s, begin, end) in enumerate(zip(step.gap_storage.tolist(), step.gap_begin.tolist(), step.gap_end.tolist())):
             here = [(at, kind) for at, kind in returns.get(s, ()) if begin < at <= end]
-            if not here:
-                continue
-            at, kind = here[-1]
-            choices.action[g] = SWAP if kind == SWAP or not self.step.gap_may_drop[g] else DROP
-            choices.stays[g] = at < end or len(here) == 1
+            if step.gap_kind[g] == AFTER:
+                read = [at for at in rereads.get(s, ()) if begin < at <= end]
+                if read:  # it can stay for all of them only where the last of them ends the gap
+                    is_once = read[-1] == (here[0][0] if here else read[0])
+                    choices.action[g] = here[0][1] if here else KEEP if is_once or read[-1] == end else SWAP
+                    choices.stays[g] = not is_once and read[-1] == end
+            elif here:
+                at, kind = here[-1]
+                choices.action[g] = SWAP if kind == SWAP or not step.gap_may_drop[g] else DROP
+                choices.stays[g] = at < end or len(here) == 1
         return choices
+
+
+def _rereads(tape: Tape, schedule: Schedule) -> dict[int, list[int]]:
+    """Per storage: before the first run of which ops a further run reads it."""
+    found: dict[int, list[int]] = {}
+    at = 0
+    for i in schedule.instructions:
+        if isinstance(i, Compute):
+            at = i.op + 1
+        elif isinstance(i, Recompute):
+            for s in tape.reads[i.op]:
+                found.setdefault(s, []).append(at)
+    return found
 
 
 def _returns(tape: Tape, schedule: Schedule) -> dict[int, list[tuple[int, int]]]:

@@ -29,15 +29,17 @@ from vramlab.tape import Tape
 
 UID = "9c41d7e05b8a36f2"
 NEEDS = ("timings", "variants", "inplace_gradients")
-OPS_PER_SECOND = 18_000_000  # ops that are walked and runs that are timed, on one core of an AMD EPYC
+OPS_PER_SECOND = 15_500_000  # ops that are walked and runs that are timed, on one core of an AMD EPYC
 FIRST_PRICES = (0.02, 0.1, 0.3, 1.0)  # of a second of the link, at which choices are made from nothing
 STARTS = (99, 0.08), (1, 0.7)  # first so many of the fastest are searched from, with this share of the effort together, then so many
+MOST_STARTS = 4  # from nothing, at each of these prices
 LAST_SHARE = 0.22  # of the effort, for each round after those
 MOST_TRIES = 1000, 100, 0.6  # decoded steps in a round, at most: these, so many for each gap, and for each pair of gaps
 HEATS = (0.3, 1.0, 3.0)  # of those rounds in turn
 WITHOUT_GAIN = 8  # rounds after which the search ends
 GAIN = 1e-4  # of the step's seconds
-LARGE = 2_000  # gaps of storages of more than this part of the largest are drawn most
+LARGE = 2_000  # gaps of storages of more than this part of the largest, between ops that use them, are drawn most
+FEW = 64  # gaps, of which all are drawn as often
 FITTING = 40  # decoded steps a gap, at most, until choices fit
 
 _logger = logging.getLogger("vramlab")
@@ -81,7 +83,7 @@ class Search:
     """One search."""
 
     def __init__(self, tape: Tape, device: DeviceProfile, budget: Budget, seed: int) -> None:
-        from vramlab import annealing, occupancy, residence  # numba is slow to load
+        from vramlab import annealing, gaps, occupancy, residence  # numba is slow to load
 
         self._search, self._names = annealing, occupancy
         self.residence = residence.Residence(tape, device, budget)
@@ -89,10 +91,11 @@ class Search:
         self.goal = float(sum(min([op.seconds, *(v.seconds for v in op.variants)]) for op in tape.ops)) * (1 + 1e-12)
         step = self.residence.step
         size = step.nbytes[step.gap_storage]
-        self.pool = np.flatnonzero(size >= size.max(initial=0) / LARGE).astype(np.int32)
+        is_between = step.gap_kind == gaps.BETWEEN
+        self.pool = np.flatnonzero((size >= size.max(initial=0) / LARGE) & (is_between | (len(size) <= FEW))).astype(np.int32)
         self.tunable = np.flatnonzero(np.diff(step.first_variant) > 1).astype(np.int32)
         self.undo = np.zeros(annealing.MOST_CHANGES + 1, np.int64), np.zeros((annealing.MOST_CHANGES + 1, 3), np.int64)
-        self.longest = int(sum(count * self.residence.gaps**k for k, count in enumerate(MOST_TRIES)))
+        self.longest = int(sum(count * int(is_between.sum())**k for k, count in enumerate(MOST_TRIES)))
 
     def run(self, seeds: Sequence[Schedule], effort: int) -> Schedule | None:
         """The fastest schedule that was met; None where no choices were found that fit."""
@@ -119,11 +122,16 @@ class Search:
         status, seconds = r.decode(everything)
         if status == self._names.FITS and seconds <= self.goal:
             return [(seconds, everything)]
-        for k, price in enumerate(FIRST_PRICES):
-            self._fit(r.choices(), price, k, found)
+        for k in range(self._many() * len(FIRST_PRICES)):
+            self._fit(r.choices(), FIRST_PRICES[k % len(FIRST_PRICES)], k, found)
         for k, schedule in enumerate(seeds):
             self._fit(r.choices_of(schedule), FIRST_PRICES[1], k, found)
         return sorted(found, key=lambda start: start[0])
+
+    def _many(self) -> int:
+        """How often each price is begun with: of a small step, for which there is effort, more than once."""
+        whole_round = self.longest * max(1, self.residence.step.ops)
+        return max(1, min(MOST_STARTS, int(STARTS[0][1] * self.effort / (len(FIRST_PRICES) * whole_round))))
 
     def _fit(self, choices, price: float, k: int, found: list) -> None:
         r = self.residence
@@ -142,7 +150,8 @@ class Search:
         seconds, best = searched[0]
         number, idle = len(STARTS), 0
         while self.left > 0 and idle < WITHOUT_GAIN and seconds > self.goal:
-            after, choices = self._round(best, HEATS[(number - len(STARTS)) % len(HEATS)], number, int(LAST_SHARE * whole))
+            begin = best if idle % 2 == 0 else searched[idle // 2 % len(searched)][1]  # without gain, every other round begins elsewhere
+            after, choices = self._round(begin, HEATS[(number - len(STARTS)) % len(HEATS)], number, int(LAST_SHARE * whole))
             idle = 0 if after < seconds * (1 - GAIN) else idle + 1
             if after < seconds:
                 seconds, best = after, choices
