@@ -7,20 +7,21 @@ from itertools import product
 
 import numpy as np
 import pytest
+from contract import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tapes import TOYS, random_tapes
+from tapes import TOYS, TapeBuilder, random_tapes
 
 from vramlab.check import check_schedule
 from vramlab.device import DeviceProfile
-from vramlab.gaps import AFTER, DROP, KEEP, MOST_AHEAD, SWAP, Choices
+from vramlab.gaps import AFTER, BETWEEN, BRIEF, DROP, KEEP, MOST_AHEAD, SWAP, Choices
 from vramlab.liveness import replay_schedule
 from vramlab.occupancy import BLOCKED, DEVICE_FULL, FITS, HOST_FULL, NOW, SLOW, STALLED, IMPOSSIBLE, WRITTEN
 from vramlab.planner import UNLIMITED, Budget
 from vramlab.residence import Residence, begin_try, decode, decode_from, keep, row_of
 from vramlab.schedule import Compute, Offload, Recompute
 from vramlab.simulate import simulate
-from vramlab.tape import Tape, Variant
+from vramlab.tape import Role, Tape, Variant
 
 
 def device(*, is_full_duplex: bool = True) -> DeviceProfile:
@@ -225,3 +226,87 @@ def test_choices_of_a_schedule_fit_and_lose_nothing():
             assert status == FITS and after <= seconds * (1 + 1e-9)
             seen += 1
     assert seen > 20
+
+
+# --- what each kind of gap is for, on steps of a few ops: x has one byte, a byte takes a second each way ------------------------
+def by_hand() -> tuple[TapeBuilder, int]:
+    tape = TapeBuilder()
+    return tape, tape.state("x", 1, Role.INPUT)
+
+
+def gap_of(residence: Residence, storage: int, kind: int) -> int:
+    step = residence.step
+    found = np.flatnonzero((step.gap_storage == storage) & (step.gap_kind == kind))
+    assert len(found) == 1
+    return int(found[0])
+
+
+def decided(tape: Tape, budget: int, *choices: tuple[int, int, dict[str, int]]) -> tuple[int, float]:
+    """What came of (storage, kind of its gap, what is chosen in it); everything else is kept."""
+    profile, memory = replace(DEVICE, h2d_bytes_per_second=1.0, d2h_bytes_per_second=1.0), Budget(device_bytes=budget)
+    residence = Residence(tape, profile, memory)
+    chosen = residence.choices()
+    for storage, kind, values in choices:
+        for column, value in values.items():
+            getattr(chosen, column)[gap_of(residence, storage, kind)] = value
+    status, seconds = residence.decode(chosen)
+    assert status != FITS or agrees(residence, profile, memory)
+    if status == FITS:
+        again, after = residence.decode(residence.choices_of(residence.schedule("any")))
+        assert again == FITS and (after <= seconds or chosen.lead.any()), "read back"
+    return status, seconds
+
+
+def test_what_is_computed_again_ahead_of_its_use_hides_behind_a_copy():
+    """Both a and b leave for op 2. b is out from 2 to 6 s and back from 10 to 14, which op 3 waits for: a is there again at 11, or 16."""
+    tape, x = by_hand()
+    a, b, c, d, e = (tape.temporary(nbytes) for nbytes in (3, 4, 6, 1, 1))
+    for inputs, output, seconds, inside in (([x], a, 1, 0), ([x], b, 1, 0), ([x], c, 4, 6), ([b, c], d, 1, 0), ([a, d], e, 1, 0)):
+        tape.call("aten.relu.default", inputs, [output], seconds=float(seconds), workspace_bytes=inside)
+    step = tape.build(e)
+    assert decided(step, 15, (1, BETWEEN, {"action": DROP}), (2, BETWEEN, {"action": SWAP})) == (FITS, 17.0)
+    assert decided(step, 15, (1, BETWEEN, {"action": DROP, "lead": 1}), (2, BETWEEN, {"action": SWAP})) == (FITS, 16.0)
+    assert decided(step, 14, (1, BETWEEN, {"action": DROP, "lead": 1}), (2, BETWEEN, {"action": SWAP}))[0] == DEVICE_FULL
+
+
+def test_what_stays_after_its_last_use_is_read_by_what_runs_again():
+    """b is dropped over op 2 and computed again from a, which takes one byte and 4 s, and is of no other use."""
+    tape, x = by_hand()
+    a, b, c, d = (tape.temporary(nbytes) for nbytes in (1, 4, 6, 1))
+    for inputs, output, seconds, inside in (([x], a, 4, 0), ([a], b, 1, 0), ([x], c, 2, 3), ([b, c], d, 1, 0)):
+        tape.call("aten.relu.default", inputs, [output], seconds=float(seconds), workspace_bytes=inside)
+    step, dropped = tape.build(d), (2, BETWEEN, {"action": DROP})
+    assert decided(step, 13)[0] == DEVICE_FULL
+    assert decided(step, 13, dropped) == (FITS, 4 + 1 + 2 + (4 + 1) + 1)
+    assert decided(step, 13, dropped, (1, AFTER, {"action": KEEP, "stays": False})) == (FITS, 4 + 1 + 2 + 1 + 1)
+    assert decided(step, 12, dropped, (1, AFTER, {"action": KEEP, "stays": False}))[0] == FITS, "x, a, b and c have 12; then a goes"
+    assert decided(step, 11, dropped, (1, AFTER, {"action": KEEP, "stays": False}))[0] == DEVICE_FULL
+
+
+def test_a_neighbours_map_leaves_while_something_runs_again():
+    """c, just made, is out from 2 to 8 s; a is made again by 9, with 3 bytes inside; c is back at 15."""
+    tape, x = by_hand()
+    a, c, d = (tape.temporary(nbytes) for nbytes in (4, 6, 1))
+    for inputs, output, inside in (([x], a, 3), ([x], c, 4), ([a, c], d, 0)):
+        tape.call("aten.relu.default", inputs, [output], workspace_bytes=inside)
+    step, dropped = tape.build(d), (1, BETWEEN, {"action": DROP})
+    assert decided(step, 13, dropped)[0] == DEVICE_FULL
+    assert decided(step, 13, dropped, (2, BRIEF, {"action": SWAP})) == (FITS, 16.0)
+
+
+def test_what_was_made_from_state_that_is_gone_is_computed_again_only_from_what_is_there():
+    """Op 2 overwrites what a was computed from; b may be computed again from a, and a may not."""
+    tape, x = by_hand()
+    w = tape.state("w", 1)
+    a, b, c, d = (tape.temporary(2) for _ in range(4))
+    tape.call("aten.relu.default", [w], [a])
+    tape.call("aten.relu.default", [a], [b])
+    tape.call("aten.add_.Tensor", [w, x], mutates=[w])
+    tape.call("aten.relu.default", [x], [c])
+    tape.call("aten.add.Tensor", [b, c], [d])
+    step, dropped = tape.build(d), (3, BETWEEN, {"action": DROP})
+    residence = Residence(step, device(), Budget(device_bytes=UNLIMITED))
+    gap = gap_of(residence, 3, BETWEEN)
+    assert not residence.step.gap_may_drop[gap] and residence.step.gap_could_drop[gap]
+    assert decided(step, UNLIMITED, dropped)[0] == IMPOSSIBLE
+    assert decided(step, UNLIMITED, dropped, (2, AFTER, {"action": KEEP, "stays": False})) == (FITS, 6.0)
