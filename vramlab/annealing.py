@@ -38,17 +38,34 @@ def _drawn(pool, gaps):
 
 @bare
 def _open_at(step, w, op, pool):
-    """A gap whose storage is on the device at the op that did not fit, and not used there; drawn, -1 where no draw found one.
-
-    Where it was what runs again before the op, that may be one that the op uses: it comes back after that.
-    """
+    """A gap whose storage is on the device at the op that did not fit, and not used there; drawn, -1 where no draw found one."""
     for _ in range(80):
         g = _drawn(pool, len(step.gap_storage))
         s = step.gap_storage[g]
-        if step.gap_begin[g] < op <= step.gap_end[g] and w.where[s] == HERE and w.gap[s] == g:
-            if w.wanted[s] == (op == step.gap_end[g]) and (op < step.gap_end[g] or w.count[AGAIN]):
-                return g
+        if step.gap_begin[g] < op < step.gap_end[g] and w.where[s] == HERE and w.gap[s] == g and w.wanted[s] == 0:
+            return g
     return -1
+
+
+@bare
+def _waits_there(step, choices, w, op):
+    """The gap of the largest storage that is kept for op, while what runs again before that does not fit; -1 where there is none."""
+    best, most = -1, 0
+    for k in range(step.first_need[op], step.first_need[op + 1]):
+        s, g = step.need[k], w.gap[step.need[k]]
+        if w.where[s] == HERE and w.wanted[s] == 1 and g >= 0 and choices.action[g] == KEEP and step.nbytes[s] > most:
+            best, most = g, step.nbytes[s]
+    return best
+
+
+@bare
+def _candidate(step, choices, w, op, pool, k):
+    """The k-th gap that may leave so that the op that did not fit may; or -1."""
+    if k == 0:
+        return _written_over(step, choices, op)
+    if k == 1 and w.count[AGAIN]:
+        return _waits_there(step, choices, w, op)
+    return _open_at(step, w, op, pool)
 
 
 @bare
@@ -82,7 +99,7 @@ def _repair(step, choices, costs, w, changed, old, changes, price, pool):
     op, short = w.count[BLOCKED], max(w.count[SHORT], 1)
     best, best_action, best_cost = -1, KEEP, np.inf
     for k in range(DRAWN):
-        g = _open_at(step, w, op, pool) if k else _written_over(step, choices, op)
+        g = _candidate(step, choices, w, op, pool, k)
         if g < 0:
             continue
         s = step.gap_storage[g]
@@ -99,6 +116,18 @@ def _repair(step, choices, costs, w, changed, old, changes, price, pool):
     if best < 0 or changes >= MOST_CHANGES:
         return -1
     return _change(choices, best, best_action, choices.action[best] == KEEP, changed, old, changes)
+
+
+@bare
+def _copied_instead(step, choices, w):
+    """What was to be computed again for the op that did not fit is copied: the gap of the first such storage, -1 where there is none."""
+    op = w.count[BLOCKED]
+    for k in range(step.first_need[op], step.first_need[op + 1]):
+        g = w.gap[step.need[k]]
+        if w.count[AGAIN] and g >= 0 and choices.action[g] == DROP:
+            choices.action[g] = SWAP
+            return g
+    return -1
 
 
 @bare
@@ -244,10 +273,13 @@ def fit(step, choices, costs, w, pool, changed, old, seed, price, effort):
             g = w.count[BLOCKED]
             choices.action[g] = DROP if step.gap_may_drop[g] else KEEP
             row = row_of(step, step.gap_from[g])
-        elif status != DEVICE_FULL or len(step.gap_storage) == 0 or _repair(step, choices, costs, w, changed, old, 0, price, pool) < 0:
+        elif status != DEVICE_FULL or len(step.gap_storage) == 0:
             return False
         else:
-            row = row_of(step, step.gap_from[changed[0]])
+            g = changed[0] if _repair(step, choices, costs, w, changed, old, 0, price, pool) >= 0 else _copied_instead(step, choices, w)
+            if g < 0:
+                return False
+            row = row_of(step, step.gap_from[g])
     return False
 
 
