@@ -11,6 +11,7 @@ from functools import cache
 from itertools import product
 from random import Random
 
+import numpy as np
 import pytest
 from contract import DEVICE
 from exhaustive import Search, random_step
@@ -24,7 +25,7 @@ from vramlab.crowd.rules.schedules import Planned, _bound_faults
 from vramlab.liveness import replay_schedule
 from vramlab.planner import Budget
 from vramlab.predicted import least_step_seconds
-from vramlab.program import INFEASIBLE, OPTIMAL, ZERO, Program, total
+from vramlab.program import INFEASIBLE, LIMIT, OPTIMAL, ZERO, Program, total
 from vramlab.schedule import Compute, Schedule
 from vramlab.simulate import simulate
 from vramlab.tape import Phase, Role, Tape
@@ -214,3 +215,23 @@ def test_a_program_without_a_point_says_so_and_one_without_an_end_is_an_error():
     endless = Program()
     with pytest.raises(RuntimeError, match="HiGHS"):
         endless.minimise(endless.column(high=math.inf) * -1)
+
+
+@pytest.mark.parametrize("point, is_one", [([1.0, 0.0], True), ([0.0, 1.0], True), ([1.0, 1.0], False), ([0.5, 0.0], False),
+                                           ([-1.0, 0.0], False), ([2.0, 0.0], False)])
+def test_a_point_that_is_none_is_not_taken_from_a_solver_that_the_clock_stopped(monkeypatch, point, is_one):
+    """Of the sack: too heavy, not whole, or outside the columns; from one that has finished it is an error."""
+    from scipy import optimize
+
+    sack = Program()
+    first, second = sack.binary(), sack.binary()
+    sack.at_most(first * 3 + second * 2, 4)
+    for status in (OPTIMAL, LIMIT):
+        found = optimize.OptimizeResult(status=status, x=np.array(point), fun=-7.0, mip_dual_bound=-8.0, message="")
+        monkeypatch.setattr(optimize, "milp", lambda *_, found=found, **__: found)
+        if status == OPTIMAL and not is_one:
+            with pytest.raises(RuntimeError, match="breaks a row"):
+                sack.minimise(first * -3)
+            continue
+        answer = sack.minimise(first * -3)
+        assert (answer.values is not None) == is_one and answer.objective == (-7.0 if is_one else math.inf) and answer.bound == -8.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 OPTIMAL, LIMIT, INFEASIBLE = 0, 1, 2  # statuses of scipy.optimize.milp that are answers
+ROUNDING = 1e-5  # by which a point may be off; HiGHS itself allows 1e-6
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,19 @@ class Program:
                      options=options)
         if found.status not in (OPTIMAL, LIMIT, INFEASIBLE):
             raise RuntimeError(f"HiGHS gives no answer: {found.message}")
+        if found.x is not None and not self._allows(found.x, matrix):
+            if found.status == OPTIMAL:
+                raise RuntimeError("HiGHS calls a point the best that breaks a row")
+            found.x = None  # stopped by the clock, it may hand out a point that is none
         return self._answer(found, objective.constant)
+
+    def _allows(self, values: np.ndarray, matrix) -> bool:
+        """Is the point whole where it has to be, and within bounds and rows, up to rounding?"""
+        whole = values[np.array(self._is_integer, np.bool_)]
+        if np.any(np.abs(whole - np.round(whole)) > ROUNDING) or np.any(values < np.array(self._low) - ROUNDING):
+            return False
+        right = np.array([number for _, number in self._rows])
+        return bool(np.all(values <= np.array(self._high) + ROUNDING) and np.all(matrix @ values <= right + ROUNDING * (1 + np.abs(right))))
 
     def _answer(self, found, constant: float) -> Answer:
         if found.status == INFEASIBLE:
