@@ -89,6 +89,8 @@ def _again(step, w, s):
     seconds = step.variant_seconds[step.first_variant[op]]
     for k in range(step.first_read[op], step.first_read[op + 1]):
         if w.where[step.read[k]] == AWAY:
+            if step.producer[step.read[k]] < 0:
+                return np.inf
             seconds += step.variant_seconds[step.first_variant[step.producer[step.read[k]]]]
     return seconds
 

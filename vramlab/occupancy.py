@@ -61,7 +61,7 @@ class Work(NamedTuple):
     out_run: np.ndarray  # int32 [storages]: the run before which it may come back at the earliest
     ahead: np.ndarray  # int32 [ops + 1]: the first gap whose storage is computed again before this op, ahead of its use; or NONE
     ahead_next: np.ndarray  # int32 [gaps]: the next one of the same op, or NONE
-    mark: np.ndarray  # int64 [ops]: of which search for what has to run again
+    mark: np.ndarray  # int64 [ops + 1]: of which search for what has to run again
     stack: np.ndarray  # int32 [ops + 1]
     row_where: np.ndarray  # int8 [2 rows, storages]: states that were saved: of row r in side i that at 2 r + i
     row_brought: np.ndarray  # bool [2 rows, storages]
@@ -99,7 +99,7 @@ def work_for(step: Step) -> Work:
         log=_log(step, runs, events, backs), kept=_log(step, runs, events, backs),
         where=np.zeros(storages, np.int8), gap=_ints(storages), next=_ints(storages), wanted=_ints(storages),
         brought=np.zeros(storages, np.bool_), out_run=_ints(storages), ahead=_ints(ops + 1),
-        ahead_next=_ints(gaps), mark=np.zeros(ops, np.int64), stack=_ints(ops + 1),
+        ahead_next=_ints(gaps), mark=np.zeros(ops + 1, np.int64), stack=_ints(ops + 1),
         row_where=np.zeros((2 * step.rows, storages), np.int8), row_brought=np.zeros((2 * step.rows, storages), np.bool_),
         row_out_run=np.zeros((2 * step.rows, storages), np.int32), row_count=np.zeros((2 * step.rows, COUNTS), np.int64),
         back_next=_ints(backs), high=np.zeros(runs, np.int64), due=_ints(runs), queue=_ints(backs), issued=np.zeros(backs, np.bool_),
@@ -200,6 +200,17 @@ def _run(step, w, op, is_first, reuse, lends, leaner, budget, at):
     return True
 
 
+@inlined
+def _push(step, w, s, found):
+    """The op that makes a missing storage goes on the stack, once; NONE where none does: it was there at the start. How many are there."""
+    op = step.producer[s]
+    at = step.ops if op == NONE else op
+    if w.mark[at] == w.count[STAMP]:
+        return found
+    w.mark[at], w.stack[found] = w.count[STAMP], op
+    return found + 1
+
+
 @bare
 def _missing_ops(step, w, at):
     """Fill the stack with the ops that are to run again before op `at`, in tape order; how many, -1 where one of them may not."""
@@ -207,29 +218,21 @@ def _missing_ops(step, w, at):
     stamp, found, looked = w.count[STAMP], 0, 0
     for k in range(step.first_need[at], step.first_need[at + 1]):
         s = step.need[k]
-        if w.where[s] == AWAY and w.mark[step.producer[s]] != stamp:
-            w.mark[step.producer[s]] = stamp
-            w.stack[found] = step.producer[s]
-            found += 1
+        if w.where[s] == AWAY:
+            found = _push(step, w, s, found)
     g = w.ahead[at]
     while g != NONE:
-        s = step.gap_storage[g]
-        if w.where[s] == AWAY and w.mark[step.producer[s]] != stamp:
-            w.mark[step.producer[s]] = stamp
-            w.stack[found] = step.producer[s]
-            found += 1
+        if w.where[step.gap_storage[g]] == AWAY:
+            found = _push(step, w, step.gap_storage[g], found)
         g = w.ahead_next[g]
     while looked < found:
         op = w.stack[looked]
         looked += 1
-        if op < 0 or step.until[op] < at:
+        if op == NONE or step.until[op] < at:
             return -1
         for k in range(step.first_read[op], step.first_read[op + 1]):
-            s = step.read[k]
-            if w.where[s] == AWAY and w.mark[step.producer[s]] != stamp:
-                w.mark[step.producer[s]] = stamp
-                w.stack[found] = step.producer[s]
-                found += 1
+            if w.where[step.read[k]] == AWAY:
+                found = _push(step, w, step.read[k], found)
     low, high = step.ops, -1
     for k in range(found):
         low, high = min(low, w.stack[k]), max(high, w.stack[k])

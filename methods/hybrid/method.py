@@ -92,7 +92,8 @@ class Search:
         step = self.residence.step
         size = step.nbytes[step.gap_storage]
         is_between = step.gap_kind == gaps.BETWEEN
-        self.pool = np.flatnonzero((size >= size.max(initial=0) / LARGE) & (is_between | (len(size) <= FEW))).astype(np.int32)
+        is_drawn = (size >= size.max(initial=0) / LARGE) & (is_between | (len(size) <= FEW))
+        self.pool = np.flatnonzero(is_drawn if is_drawn.any() else size > 0).astype(np.int32)
         self.tunable = np.flatnonzero(np.diff(step.first_variant) > 1).astype(np.int32)
         self.undo = np.zeros(annealing.MOST_CHANGES + 1, np.int64), np.zeros((annealing.MOST_CHANGES + 1, 3), np.int64)
         self.longest = int(sum(count * int(is_between.sum())**k for k, count in enumerate(MOST_TRIES)))

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from contract import DEVICE, plain_peak, toy_variants
 from exhaustive import Class, Search, random_step
-from tapes import TOYS
+from tapes import TOYS, TapeBuilder
 
 from vramlab.bounds import leanest_schedule, least_peak_bytes
 from vramlab.check import check_schedule
@@ -19,7 +19,7 @@ from vramlab.planner import Budget, SeededPlanner, ask
 from vramlab.schedule import Compute, Offload, Recompute
 from vramlab.seeds import seeds_for
 from vramlab.simulate import simulate
-from vramlab.tape import Tape
+from vramlab.tape import Phase, Role, Tape
 
 LIBRARY = Library([built_in_collection()])
 METHOD = LIBRARY.method("hybrid")
@@ -54,6 +54,36 @@ def test_what_only_a_recompute_ahead_a_kept_input_or_a_neighbour_that_leaves_can
     """Steps of 8 ops on which `optimal` proves these seconds (benchmarks/evidence/against_optimal.json); hybrid once took 1 to 3 more."""
     tape = random_step(Random(seed), 8)
     assert seconds(tape, METHOD.build().plan(tape, link(rate), Budget(device_bytes=budget)), link(rate)) <= optimum
+
+
+def test_many_small_maps_beside_a_large_one_that_only_its_neighbour_uses():
+    """Only the large one's gap, between neighbours, is large; something has to be drawn all the same."""
+    tape = TapeBuilder()
+    maps = [tape.state("x", 1, Role.INPUT)]
+    for _ in range(70):
+        maps.append(tape.temporary(100))
+        tape.call("aten.relu.default", [maps[-2]], [maps[-1]])
+    large, gradient = tape.temporary(1_000_000), tape.temporary(100)
+    tape.call("aten.mm.default", [maps[-1]], [large])
+    tape.call("aten.add.Tensor", [large, maps[3]], [gradient])
+    for x in reversed(maps[1:-1]):
+        following = tape.temporary(100)
+        tape.call("aten.threshold_backward.default", [gradient, x], [following], phase=Phase.BACKWARD)
+        gradient = following
+    step = tape.build(gradient)
+    budget = Budget(device_bytes=(least_peak_bytes(step) + plain_peak(step)) // 2)
+    assert check_schedule(step, METHOD.build(plan_seconds=0.1).plan(step, DEVICE, budget), budget)
+
+
+def test_what_read_an_input_that_is_gone_does_not_run_again():
+    """The input ends with its last reader, which is the last op: y can leave for z, or z for y, by a copy alone. 34 s by `optimal`."""
+    tape = TapeBuilder()
+    x, w = tape.state("x", 4, Role.INPUT, at_end=False), tape.state("w", 8)
+    for inputs, inside in (([w], 17), ([w, x], 13)):
+        y = tape.temporary(8, at_end=True)
+        tape.call("aten.relu.default", inputs, [y], workspace_bytes=inside)
+    step, budget = tape.build(y), Budget(device_bytes=39)
+    assert seconds(step, METHOD.build().plan(step, link(2.0), budget), link(2.0)) <= 34.0
 
 
 @pytest.mark.parametrize("toy", ["long_chain", "skip", "multi_output"])

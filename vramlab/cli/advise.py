@@ -51,7 +51,7 @@ class Commands:
     def __init__(self, model: str, batch: int, device: str, budget: str | None, advice: Advice, overrides: Sequence[str],
                  extra: Sequence[Path]) -> None:
         self.model, self.batch, self.device, self.best = model, batch, device, advice.best
-        self.budget = budget or str(advice.step["budget_bytes"])
+        self.budget = budget or _typed(advice.step["budget_bytes"])
         self.overrides, self.extra = overrides, extra
 
     @property
@@ -188,3 +188,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
             progress.update(task, completed=done, total=total, description=text.replace("[", r"\["))
 
         yield tell
+
+
+def _typed(nbytes: int) -> str:
+    """A budget as a person would type it: whole GiB as such, anything else to the byte."""
+    return f"{nbytes // 2**30}GiB" if nbytes and nbytes % 2**30 == 0 else str(nbytes)
